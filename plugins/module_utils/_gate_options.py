@@ -1,0 +1,56 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the modules ``gate`` and ``gate_info`` share: their options, turned into an installation and a set of gates."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import BY_ID, GATES, Gate
+from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
+from ansible_collections.blackwell.inference.plugins.module_utils._gpu import detect_capabilities, parse_capability
+from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
+from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
+from ansible_collections.blackwell.inference.plugins.module_utils._store import Store
+from ansible_collections.blackwell.inference.plugins.module_utils._survey import Installation
+
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+    "python": {"type": "path"},
+    "site_packages": {"type": "path"},
+    "compute_capability": {"type": "list", "elements": "str"},
+    "gates": {"type": "list", "elements": "str"},
+    "state_dir": {"type": "path", "default": "/var/lib/blackwell-inference"},
+}
+ONE_SITE = ("python", "site_packages")  # mutually exclusive, and one of them required
+
+
+def capabilities(parameters: Mapping[str, Any]) -> tuple[Capability, ...]:
+    """The compute capabilities of the host's GPUs, as given or as its driver says, in rising order; empty without a GPU."""
+    given = parameters["compute_capability"]
+    return tuple(sorted({parse_capability(text) for text in (detect_capabilities() if given is None else given)}))
+
+
+def admitted_capabilities() -> tuple[Capability, ...]:
+    """Every compute capability that some gate may be opened for."""
+    return tuple(sorted({capability for gate in GATES for capability in gate.admits}))
+
+
+def gates(parameters: Mapping[str, Any]) -> tuple[Gate, ...]:
+    """The gates that are asked for, in the catalogue's order; all of them where none is named."""
+    names = parameters["gates"]
+    if names is None:
+        return GATES
+    for name in names:
+        if name not in BY_ID:
+            near = difflib.get_close_matches(name, BY_ID, 1, 0.3)
+            raise InferenceError("gates", f"{name!r} is no gate", f"{near[0]}, perhaps" if near else ", ".join(BY_ID))
+    return tuple(gate for gate in GATES if gate.id in names)
+
+
+def installation(parameters: Mapping[str, Any], selected: Iterable[Gate]) -> Installation:
+    """The packages that ``selected`` gates, and those that they need, are in."""
+    needed = {BY_ID[name].package for gate in selected for name in (gate.id, *gate.needs)}
+    return Installation(locate(parameters["python"], parameters["site_packages"]), Store(parameters["state_dir"]), sorted(needed))

@@ -1,0 +1,465 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The shapes that gates have: how each is found in a source file, answered for a host, and opened.
+
+A shape reads a file once and hands out a Reading; the same Reading detects, says what to edit, and, read again from
+the edited bytes, verifies.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import takewhile
+from typing import NamedTuple, Optional, Protocol
+
+from ansible_collections.blackwell.inference.plugins.module_utils._gpu import KNOWN_CAPABILITIES
+from ansible_collections.blackwell.inference.plugins.module_utils._predicate import (
+    Capability,
+    FunctionNode,
+    Host,
+    Scope,
+    Step,
+    depends_on_host,
+    dotted_name,
+    every_host,
+    steps,
+    unresolved_architecture,
+)
+from ansible_collections.blackwell.inference.plugins.module_utils._source import Edit, Source
+
+
+class ShapeError(Exception):
+    """The gate's function is there, but not in a shape that is recognised.
+
+    Args:
+        line: Line of the file, from 1.
+        found: What stands there.
+    """
+
+    def __init__(self, line: int, found: str) -> None:
+        super().__init__(found)
+        self.line = line
+        self.found = found
+
+
+class Reading(NamedTuple):
+    """One gate as it stands in one file."""
+
+    line: int
+    expression: str  # source text, on one line
+    answer: Callable[[Host], Optional[bool]]  # True: open, False: closed, None: cannot be decided
+    open_for: Callable[[Capability], list[Edit]]  # the edits that open it; raises ShapeError
+
+
+class Shape(Protocol):
+    """What the catalogue says about a gate's construct."""
+
+    def read(self, source: Source) -> Optional[Reading]:
+        """The gate in ``source``; None where its function is not there. Raises ShapeError."""
+
+    def spreads(self, capability: Capability) -> set[Capability]:
+        """The compute capabilities whose answer an opening for ``capability`` may change, itself included."""
+
+
+class MajorList(NamedTuple):
+    """A list of major versions that a function hands to ``call``: open where it has the host's major version."""
+
+    function: str
+    call: str = "get_nvcc_flags_list"
+    keyword: str = "supported_major_versions"
+
+    def read(self, source: Source) -> Optional[Reading]:
+        """See Shape."""
+        function = _function(source, self.function)
+        if function is None:
+            return None
+        calls = [node for node in _inside(function) if isinstance(node, ast.Call) and _last_name(node.func) == self.call]
+        if len(calls) != 1:
+            raise ShapeError(function.lineno, f"{len(calls)} calls of {self.call} in {self.function}")
+        given = next((item.value for item in calls[0].keywords if item.arg == self.keyword), None)
+        majors = given or next(iter(calls[0].args), None)
+        if majors is None:
+            return Reading(calls[0].lineno, f"{self.call}() for every architecture", lambda host: True, _nothing)
+
+        def answer(host: Host) -> Optional[bool]:
+            value = Scope(host, source.module).value(majors)
+            if value is None:
+                return True
+            if not isinstance(value, tuple) or not all(type(item) is int for item in value):
+                return None
+            return not value or host.capability[0] in value
+
+        def open_for(capability: Capability) -> list[Edit]:
+            if not isinstance(majors, (ast.List, ast.Tuple, ast.Set)) or not majors.elts:
+                raise ShapeError(majors.lineno, f"{self.keyword} is {_one_line(source.segment(majors))}, not a list of numbers")
+            end = source.span(majors.elts[-1])[1]
+            return [Edit(end, end, f", {capability[0]}")]
+
+        return Reading(majors.lineno, f"{self.keyword}={_one_line(source.segment(majors))}", answer, open_for)
+
+    def spreads(self, capability: Capability) -> set[Capability]:
+        """A list of major versions cannot tell 12.0 from 12.1."""
+        return {known for known in KNOWN_CAPABILITIES if known[0] == capability[0]}
+
+
+class Condition(NamedTuple):
+    """A condition that must not come out False: what ``function`` returns, or what stands before a call in it."""
+
+    function: str
+    before: str = ""  # the call that the condition guards; empty: the condition is what the function returns
+    assumed: Mapping[str, object] = {}
+
+    def read(self, source: Source) -> Optional[Reading]:
+        """See Shape."""
+        function = _function(source, self.function)
+        if function is None:
+            return None
+        conditions = self._conditions(function)
+        if not conditions:
+            raise ShapeError(
+                function.lineno, f"no {f'condition before {self.before}' if self.before else 'return value'} in {self.function}"
+            )
+
+        def answer(host: Host) -> Optional[bool]:
+            scope = Scope(host, source.module, self.assumed)
+            reached = {id(_value(step.node)) for step in steps(function, scope)}
+            truths = []
+            for condition in (node for node in conditions if id(node) in reached):
+                truth = scope.truth(condition)
+                if truth is None and unresolved_architecture(condition, scope):
+                    return None
+                truths.append(truth)
+            return any(truth is not False for truth in truths)
+
+        def open_for(capability: Capability) -> list[Edit]:
+            if len(conditions) > 1:
+                raise ShapeError(conditions[1].lineno, f"{len(conditions)} conditions in {self.function}")
+            probe = _Probe(source, capability)
+            edits = _widen(source, conditions[0], _views(every_host(source.module, self.assumed)), capability, True, probe)
+            return [*edits, *probe.declarations]
+
+        return Reading(conditions[0].lineno, _one_line(source.segment(conditions[0])), answer, open_for)
+
+    def _conditions(self, function: FunctionNode) -> list[ast.expr]:
+        if not self.before:
+            return [node.value for node in _inside(function) if isinstance(node, ast.Return) and node.value is not None]
+        guards = [node for node in _inside(function) if isinstance(node, ast.If) and _calls(node.body, self.before)]
+        return [node.test for node in guards if not any(other is not node and other in ast.walk(node) for other in guards)]
+
+    def spreads(self, capability: Capability) -> set[Capability]:
+        """Nothing but ``capability`` itself."""
+        return {capability}
+
+
+class Default(NamedTuple):
+    """A place where a release turns ``option`` on by itself; open where any such place is reached. Never edited."""
+
+    option: str
+
+    def read(self, source: Source) -> Optional[Reading]:
+        """See Shape."""
+        sites = list(_sites(source.tree, self.option, ()))
+        hosts = every_host(source.module)
+        decisive = [(node, tests) for node, tests in sites if any(depends_on_host(test, hosts) for test in tests)]
+        if not decisive:
+            return None
+
+        def answer(host: Host) -> Optional[bool]:
+            here = Scope(host, source.module)
+            return any(all(here.truth(test) is not False for test in tests) for node, tests in decisive)
+
+        def open_for(capability: Capability) -> list[Edit]:
+            raise ShapeError(decisive[0][0].lineno, f"{self.option} is a choice of the operator")
+
+        tests = [test for node, tests in decisive for test in tests if depends_on_host(test, hosts)]
+        return Reading(tests[0].lineno, "; ".join(_one_line(source.segment(test)) for test in tests), answer, open_for)
+
+    def spreads(self, capability: Capability) -> set[Capability]:
+        """Nothing: it is never opened."""
+        return set()
+
+
+class NoRaise(NamedTuple):
+    """A function that must not raise on the fusion path, where ``assumed`` holds."""
+
+    function: str
+    assumed: Mapping[str, object]
+    admits: str = ""  # what to admit; empty: the compute capability that is opened
+    first: str = ""  # a statement to put before the check
+
+    def read(self, source: Source) -> Optional[Reading]:
+        """See Shape."""
+        function = _function(source, self.function)
+        if function is None:
+            return None
+
+        def raises(host: Host) -> list[Step]:
+            reached = steps(function, Scope(host, source.module, self.assumed))
+            return [step for step in reached if isinstance(step.node, ast.Raise)]
+
+        def answer(host: Host) -> Optional[bool]:
+            for step in raises(host):
+                if not step.undecided:
+                    return False
+                if any(unresolved_architecture(test, step.scope) for test in step.undecided):
+                    return None
+            return True
+
+        guard = next(
+            (step.inside[-1] for known in KNOWN_CAPABILITIES for step in raises(Host(known)) if step.inside and not step.undecided), None
+        )
+
+        def open_for(capability: Capability) -> list[Edit]:
+            if guard is None:
+                raise ShapeError(function.lineno, f"{self.function} raises without a condition")
+            probe = _Probe(source, capability, self.admits)
+            reached = [step for scope in every_host(source.module, self.assumed) for step in steps(function, scope)]
+            views = _views(step.scope for step in reached if step.node is guard)
+            edits = _widen(source, guard.test, views, capability, False, probe)
+            return [*edits, *probe.declarations, *(_statement_before(source, guard, self.first) if self.first else [])]
+
+        if guard is None:
+            return Reading(function.lineno, f"{self.function} has no architecture test", answer, open_for)
+        return Reading(guard.test.lineno, f"if {_one_line(source.segment(guard.test))}: raise", answer, open_for)
+
+    def spreads(self, capability: Capability) -> set[Capability]:
+        """Where something else than the capability is admitted, every capability that has no multicast."""
+        return _without_multicast() if self.admits else {capability}
+
+
+class MulticastQuery(NamedTuple):
+    """A driver call for NVLink multicast that must not be reached where a device has none."""
+
+    function: str
+    call: str
+    assumed: Mapping[str, object]
+    only_if: str = ""  # the condition to put around the query; empty: any compute capability but the opened one
+    otherwise: tuple[str, ...] = ()  # what the query would have set, to be set before the condition
+
+    def read(self, source: Source) -> Optional[Reading]:
+        """See Shape."""
+        function = _function(source, self.function)
+        if function is None:
+            return None
+        calls = [node for node in _inside(function) if isinstance(node, ast.Call) and _last_name(node.func) == self.call]
+        if not calls:
+            return Reading(function.lineno, f"{self.function} makes no multicast query", lambda host: True, _nothing)
+        if len(calls) > 1:
+            raise ShapeError(calls[1].lineno, f"{len(calls)} calls of {self.call} in {self.function}")
+
+        def answer(host: Host) -> Optional[bool]:
+            if host.multicast:
+                return True
+            reached = [step for step in steps(function, Scope(host, source.module, self.assumed)) if step.node is calls[0]]
+            if not reached:
+                return True
+            doubtful = any(unresolved_architecture(test, reached[0].scope) for test in reached[0].undecided)
+            return None if doubtful else False
+
+        def open_for(capability: Capability) -> list[Edit]:
+            probe = _Probe(source, capability)
+            block = _query_block(function, calls[0])
+            return _wrap(source, block, self.only_if or probe.refused(), self.otherwise)
+
+        return Reading(calls[0].lineno, f"{self.call} must succeed", answer, open_for)
+
+    def spreads(self, capability: Capability) -> set[Capability]:
+        """Where the condition is no compute capability, every capability that has no multicast."""
+        return _without_multicast() if self.only_if else {capability}
+
+
+class _Probe:
+    """The expression that is true on what is to be admitted, and the statements that it needs.
+
+    Args:
+        source: The file that it goes into.
+        capability: The compute capability to admit, exactly: 12.0 does not mean 12.1.
+        expression: Another expression to admit by; empty: the compute capability.
+    """
+
+    def __init__(self, source: Source, capability: Capability, expression: str = "") -> None:
+        self._source, self._capability, self._expression = source, capability, expression
+        self.declarations: list[Edit] = []
+
+    def admitted(self, beside: ast.expr) -> str:
+        """The expression to add with ``or``; declared once at module level where ``beside`` is such a name, too."""
+        if self._expression:
+            return self._expression
+        if isinstance(beside, ast.Name) and beside.id in self._source.module:
+            return self._declared_like(beside)
+        return self._comparison("==")
+
+    def refused(self) -> str:
+        """The expression to add with ``and``, true on all that is not admitted."""
+        if self._expression:
+            return self._expression[len("not ") :] if self._expression.startswith("not ") else f"not {self._expression}"
+        return self._comparison("!=")
+
+    def _comparison(self, operator: str) -> str:
+        imports = [node for node in self._source.tree.body if isinstance(node, ast.Import)]
+        if not any(alias.name == "torch" and alias.asname is None for node in imports for alias in node.names):
+            raise ShapeError(1, "no `import torch` in the file")
+        return f"torch.cuda.get_device_capability() {operator} {self._capability}"
+
+    def _declared_like(self, sibling: ast.Name) -> str:
+        """Declare a name beside ``sibling`` in the sibling's own words, so the GPU is asked once, at import."""
+        source, value = self._source, self._source.module[sibling.id]
+        host_parts = [
+            part
+            for part in (value.values if isinstance(value, ast.BoolOp) else [value])
+            if depends_on_host(part, every_host(source.module))
+        ]
+        name = re.sub(r"\d+", "{}{}".format(*self._capability), sibling.id)
+        taken = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(source.tree))
+        if len(host_parts) != 1 or name == sibling.id or taken:
+            raise ShapeError(
+                value.lineno, f"{sibling.id} = {_one_line(source.segment(value))}" + (f", and {name} is taken" if taken else "")
+            )
+        (start, end), (part_start, part_end) = source.span(value), source.span(host_parts[0])
+        text = source.text[start:part_start] + self._comparison("==") + source.text[part_end:end]
+        self.declarations = [Edit(end, end, f"{source.newline(value.lineno)}{name} = {text}")]
+        return name
+
+
+_Views = Mapping[Capability, Scope]  # what is known where a condition is evaluated, on each host
+
+
+def _views(scopes: Iterable[Scope]) -> _Views:
+    return {scope.host.capability: scope for scope in scopes}
+
+
+def _widen(source: Source, node: ast.expr, views: _Views, capability: Capability, want: bool, probe: _Probe) -> list[Edit]:
+    """The edits after which ``node``, now decided the other way at ``capability``, comes out as ``want`` where the probe holds."""
+    if views[capability].truth(node) is not (not want):
+        return []
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _widen(source, node.operand, views, capability, not want, probe)
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) is not want:
+        return [edit for operand in node.values for edit in _widen(source, operand, views, capability, want, probe)]
+    if not depends_on_host(node, views.values()):
+        raise ShapeError(node.lineno, f"{_one_line(source.segment(node))} does not depend on the architecture")
+    start, end = source.span(node)
+    if isinstance(node, ast.BoolOp):
+        return [Edit(end, end, f" or {probe.admitted(node.values[-1])}" if want else f" and {probe.refused()}")]
+    addition = f" or {probe.admitted(node)}" if want else f" and {probe.refused()}"
+    return [Edit(start, start, "("), Edit(end, end, f"{addition})")]
+
+
+def _statement_before(source: Source, statement: ast.stmt, text: str) -> list[Edit]:
+    start = source.line_start(statement.lineno)
+    return [Edit(start, start, f"{source.indentation(statement.lineno)}{text}{source.newline(statement.lineno)}")]
+
+
+def _query_block(function: FunctionNode, call: ast.Call) -> list[ast.stmt]:
+    """The statements that prepare ``call``, make it, and use what it gave: consecutive ones in one block."""
+    for parent in ast.walk(function):
+        for field in ("body", "orelse", "finalbody"):
+            body: list[ast.stmt] = getattr(parent, field, []) if isinstance(parent, (ast.stmt, ast.ExceptHandler)) else []
+            for index, statement in enumerate(body):
+                if isinstance(statement, ast.Assign) and call in ast.walk(statement):
+                    return _dependent(body[:index], statement, body[index + 1 :], call)
+    raise ShapeError(call.lineno, "the result of the multicast query is not assigned")
+
+
+def _dependent(before: list[ast.stmt], query: ast.Assign, after: list[ast.stmt], call: ast.Call) -> list[ast.stmt]:
+    arguments = {node.id for node in call.args if isinstance(node, ast.Name)}
+    results = {dotted_name(item) for target in query.targets for item in getattr(target, "elts", [target])}
+    prepares = takewhile(lambda statement: isinstance(statement, ast.Assign) and _roots(statement.targets) <= arguments, reversed(before))
+    uses = takewhile(lambda statement: not isinstance(statement, ast.Return) and bool(results & _mentions(statement)), after)
+    return [*reversed(list(prepares)), query, *uses]
+
+
+def _roots(targets: list[ast.expr]) -> set[str]:
+    return {dotted_name(target).split(".", 1)[0] for target in targets}
+
+
+def _mentions(statement: ast.stmt) -> set[str]:
+    return {dotted_name(node) for node in ast.walk(statement) if isinstance(node, (ast.Name, ast.Attribute))}
+
+
+def _wrap(source: Source, block: list[ast.stmt], condition: str, otherwise: tuple[str, ...]) -> list[Edit]:
+    """Put ``block`` under ``if condition:``, with the statements ``otherwise`` before it."""
+    whole = source.text[source.span(block[0])[0] : source.span(block[-1])[1]]
+    if re.search(r"\\[\r\n]|\"{3}|'{3}", whole):
+        raise ShapeError(block[0].lineno, "lines of the multicast query that cannot be indented")
+    first, last = block[0].lineno, block[-1].end_lineno or block[-1].lineno
+    indentation, newline = source.indentation(first), source.newline(first)
+    edits = [
+        Edit(start, start, "    ")
+        for start in (source.line_start(line) for line in range(first + 1, last + 1))
+        if source.text[start : start + 1].strip("\r\n")
+    ]
+    head = "".join(f"{indentation}{text}{newline}" for text in (*otherwise, f"if {condition}:"))
+    return [Edit(source.line_start(first), source.line_start(first), f"{head}    "), *edits]
+
+
+def _function(source: Source, name: str) -> Optional[FunctionNode]:
+    found = source.functions(name)
+    if len(found) > 1:
+        raise ShapeError(found[1].lineno, f"{len(found)} functions are called {name}")
+    return found[0] if found else None
+
+
+def _inside(function: FunctionNode) -> Iterator[ast.AST]:
+    """Every node of ``function`` but those of functions defined in it."""
+    pending: list[ast.AST] = list(function.body)
+    while pending:
+        node = pending.pop(0)
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            pending[:0] = ast.iter_child_nodes(node)
+
+
+def _value(node: ast.AST) -> Optional[ast.AST]:
+    """What a return statement returns, what a conditional statement tests."""
+    return getattr(node, "value", None) if isinstance(node, ast.Return) else getattr(node, "test", None)
+
+
+def _sites(node: ast.AST, option: str, tests: tuple[ast.expr, ...]) -> Iterator[tuple[ast.stmt, tuple[ast.expr, ...]]]:
+    """Statements that set ``option`` to something else than None or False, each with the conditions around it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt) and _sets(child, option):
+            yield child, tests
+        elif isinstance(child, ast.If):
+            for statement in child.body:
+                yield from _sites(ast.Module([statement], []), option, (*tests, child.test))
+            yield from _sites(ast.Module(child.orelse, []), option, tests)
+        else:
+            yield from _sites(child, option, tests)
+
+
+def _sets(statement: ast.stmt, option: str) -> bool:
+    value: Optional[ast.expr] = None
+    if isinstance(statement, ast.Assign) and any(
+        isinstance(target, ast.Attribute) and target.attr == option for target in statement.targets
+    ):
+        value = statement.value
+    elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Dict):
+        pairs = zip(statement.value.keys, statement.value.values)
+        value = next((item for key, item in pairs if isinstance(key, ast.Constant) and key.value == option), None)
+    return value is not None and not (isinstance(value, ast.Constant) and value.value in (None, False))
+
+
+def _calls(body: list[ast.stmt], name: str) -> bool:
+    return any(isinstance(node, ast.Call) and _last_name(node.func) == name for statement in body for node in ast.walk(statement))
+
+
+def _last_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _one_line(text: str) -> str:
+    """``text`` without comments and line breaks."""
+    lines = (re.sub(r"(?:^|\s)#.*$", "", line).strip() for line in text.splitlines())
+    return re.sub(r"([(\[{]) | (?=[)\]}])", r"\1", " ".join(line for line in lines if line))
+
+
+def _nothing(capability: Capability) -> list[Edit]:
+    return []
+
+
+def _without_multicast() -> set[Capability]:
+    return {known for known in KNOWN_CAPABILITIES if not Host(known).multicast}

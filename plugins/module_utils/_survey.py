@@ -1,0 +1,264 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Look at the catalogued gates of a host: what stands in the files, and the verdict on each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from copy import copy
+from typing import NamedTuple, Optional
+
+from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import BY_ID, GATES, NEWEST_TESTED, Gate, Place, Uses
+from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
+from ansible_collections.blackwell.inference.plugins.module_utils._packages import Package, Site
+from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, Host
+from ansible_collections.blackwell.inference.plugins.module_utils._shapes import Reading, ShapeError
+from ansible_collections.blackwell.inference.plugins.module_utils._source import Source
+from ansible_collections.blackwell.inference.plugins.module_utils._store import Entry, Store, checksum, recorded_checksums
+
+VERDICTS = ("open", "opened", "closed", "absent", "not_admitted", "unknown", "conflict")
+_FUSION_FILES = {place.file for gate in GATES for place in gate.places} | {use.file for gate in GATES for use in gate.path}
+
+
+class InstalledFile:
+    """One file of a package, with what is known about its bytes.
+
+    Args:
+        path: Its absolute path.
+        name: Its path relative to the folder that the package is imported from.
+        content: Its bytes.
+        recorded: Its sha256 by RECORD, or None.
+        entry: What the ledger says of it, or None.
+    """
+
+    def __init__(self, path: str, name: str, content: bytes, recorded: Optional[str], entry: Optional[Entry]) -> None:
+        self.path, self.name, self.content, self.recorded, self.entry = path, name, content, recorded, entry
+        self.sha256 = checksum(content)
+        self._source: Optional[Source] = None
+
+    @property
+    def ours(self) -> bool:
+        """Whether it holds what this collection wrote."""
+        return self.entry is not None and self.sha256 == self.entry.sha256_after
+
+    @property
+    def foreign(self) -> bool:
+        """Whether somebody else edited it: RECORD says so, or, without RECORD, it is neither what was found nor what was written."""
+        pristine = self.recorded or (self.entry.sha256_before if self.entry else self.sha256)
+        return not self.ours and self.sha256 != pristine
+
+    @property
+    def source(self) -> Source:
+        """Its Python source. Raises ShapeError where it is none."""
+        if self._source is None:
+            try:
+                self._source = Source(self.content)
+            except SyntaxError as error:
+                raise ShapeError(error.lineno or 1, f"no Python source ({error.msg})") from None
+        return self._source
+
+    @property
+    def shown(self) -> str:
+        """Its text for a diff."""
+        return self.content.decode("utf-8", "replace")
+
+    def holding(self, content: bytes, entry: Optional[Entry]) -> InstalledFile:
+        """The same file with other bytes."""
+        return InstalledFile(self.path, self.name, content, self.recorded, entry)
+
+
+class Installation:
+    """The packages of a site and their files, each read once.
+
+    Args:
+        site: Where the packages are imported from.
+        store: What this collection remembers.
+        names: Import names of the packages to look at.
+    """
+
+    def __init__(self, site: Site, store: Store, names: Iterable[str]) -> None:
+        site.require(*names)
+        self.site, self.store = site, store
+        self._recorded = {name: recorded_checksums(site.packages[name], _FUSION_FILES) for name in names}
+        self.ledgers = {root: store.ledger(root) for root in {site.packages[name].root for name in names}}
+        self._files: dict[str, Optional[InstalledFile]] = {}
+
+    def packages(self) -> list[Package]:
+        """The packages that are looked at, in order of name."""
+        return [self.site.packages[name] for name in sorted(self._recorded)]
+
+    def package(self, name: str) -> Package:
+        """The package with this import name."""
+        return self.site.packages[name]
+
+    def file(self, name: str) -> Optional[InstalledFile]:
+        """The file with this path relative to its package's root; None where the package has no such file."""
+        if name not in self._files:
+            package = self.site.packages.get(name.split("/", 1)[0])
+            path = os.path.join(package.root, name) if package else ""
+            if package is None or not os.path.isfile(path):
+                self._files[name] = None
+            else:
+                entry = self.ledgers.get(package.root, {}).get(name)
+                recorded = self._recorded.get(package.name, {}).get(name)
+                try:
+                    with open(path, "rb") as file:
+                        content = file.read()
+                except OSError as error:
+                    raise InferenceError(path, f"cannot be read ({error.strerror})", "a file that the server can read") from None
+                self._files[name] = InstalledFile(path, name, content, recorded, entry)
+        return self._files[name]
+
+    def files(self) -> list[InstalledFile]:
+        """Every file that holds a catalogued gate, in order of name."""
+        names = sorted({place.file for gate in GATES for place in gate.places})
+        return [file for file in map(self.file, names) if file is not None]
+
+    def holding(self, files: Iterable[InstalledFile]) -> Installation:
+        """The same installation with ``files`` in place of those of the same name."""
+        other = copy(self)
+        other._files = {**self._files, **{file.name: file for file in files}}
+        return other
+
+    def uses(self, use: Uses) -> bool:
+        """Whether the call is made in that file."""
+        file = self.file(use.file)
+        return file is not None and re.search(rb"\b%s\s*\(" % use.call.encode(), file.content) is not None
+
+
+class Finding(NamedTuple):
+    """A gate on a host."""
+
+    gate: Gate
+    version: str  # of its package
+    place: Optional[Place]
+    line: Optional[int]
+    expression: str
+    verdict: str  # one of VERDICTS
+    reason: str
+
+    def row(self) -> dict[str, object]:
+        """The finding as the modules return it."""
+        return {
+            "id": self.gate.id,
+            "package": self.gate.package,
+            "version": self.version,
+            "file": self.place.file if self.place else None,
+            "line": self.line,
+            "expression": self.expression,
+            "verdict": self.verdict,
+            "reason": self.reason,
+        }
+
+
+def survey(installation: Installation, capabilities: Iterable[Capability], gates: Iterable[Gate]) -> list[Finding]:
+    """The verdict on each of ``gates`` for a host whose GPUs have ``capabilities``; the worst of them counts."""
+    return [_find(installation, tuple(capabilities), gate) for gate in gates]
+
+
+def _find(installation: Installation, capabilities: tuple[Capability, ...], gate: Gate) -> Finding:
+    version = installation.package(gate.package).version
+    unused = next((use for use in gate.path if not installation.uses(use)), None)
+    if gate.until and _order(version) > _order(gate.until):
+        return Finding(gate, version, None, None, "", "absent", f"gone after {gate.package} {gate.until}")
+    if unused is not None:
+        return Finding(gate, version, None, None, "", "absent", f"not on the path here: {unused.file} does not call {unused.call}")
+    try:
+        place, file, reading = locate_gate(installation, gate)
+    except ShapeError as error:
+        if _order(version) < _order(gate.since):
+            return Finding(gate, version, None, None, "", "absent", f"since {gate.package} {gate.since}")
+        nearest = next((place for place in gate.places if installation.file(place.file)), gate.places[0])
+        return Finding(gate, version, nearest, error.line, error.found, "unknown", _unknown(gate, version))
+    verdict, reason = _judge(gate, reading, capabilities, file, version)
+    return Finding(gate, version, place, reading.line, reading.expression, verdict, reason)
+
+
+def locate_gate(installation: Installation, gate: Gate) -> tuple[Place, InstalledFile, Reading]:
+    """Where ``gate`` stands in this release. Raises ShapeError where none of its places fits."""
+    for place in gate.places:
+        file = installation.file(place.file)
+        reading = place.shape.read(file.source) if file else None
+        if file is not None and reading is not None:
+            return place, file, reading
+    files = " or ".join(sorted({place.file for place in gate.places}))
+    raise ShapeError(1, f"no such construct in {files}")
+
+
+def _judge(gate: Gate, reading: Reading, capabilities: tuple[Capability, ...], file: InstalledFile, version: str) -> tuple[str, str]:
+    answers = {capability: reading.answer(Host(capability)) for capability in capabilities}
+    if None in answers.values():
+        return "unknown", _unknown(gate, version)
+    closed = [capability for capability, is_open in answers.items() if not is_open]
+    to_open = [capability for capability in closed if capability in gate.admits]
+    if to_open and file.foreign:
+        return "conflict", "the file is not as released, not by this collection, and the gate is closed in it"
+    if to_open:
+        return "closed", gate.admits[to_open[0]]
+    if closed:
+        return "not_admitted", f"closed for {spelled(closed)}: {gate.refuses}"
+    if file.ours and file.entry is not None and gate.id in file.entry.gates:
+        return "opened", "by this collection"
+    if file.foreign:
+        return "open", "edited by someone else"
+    return "open", "as released"
+
+
+def _unknown(gate: Gate, version: str) -> str:
+    newer = (
+        f"; {version} is newer than {NEWEST_TESTED[gate.package]}, the newest tested" if newer_than_tested(gate.package, version) else ""
+    )
+    return f"the gate is not in a shape that is recognised{newer}"
+
+
+def newer_than_tested(package: str, version: str) -> bool:
+    """Whether ``version`` is later than the newest release that the catalogue was tested with."""
+    return package in NEWEST_TESTED and _order(version) > _order(NEWEST_TESTED[package])
+
+
+def _order(version: str) -> tuple[tuple[int, ...], int]:
+    """A sortable form of a release number such as 0.6.16.post4; local parts (+cu130) do not count."""
+    numbers = re.match(r"\d+(?:\.\d+)*", version)
+    post = re.search(r"\.post(\d+)", version)
+    return tuple(int(part) for part in numbers.group().split(".")) if numbers else (), int(post.group(1)) if post else 0
+
+
+def spelled(capabilities: Iterable[Capability]) -> str:
+    """Compute capabilities as people write them: ``12.0 and 12.1``."""
+    return " and ".join(f"{major}.{minor}" for major, minor in capabilities)
+
+
+def half_open(findings: Iterable[Finding]) -> list[str]:
+    """Sentences on gates that are open while one that they need is not: such a server crashes or computes nonsense."""
+    verdicts = {finding.gate.id: finding.verdict for finding in findings}
+    return [
+        f"{gate} is {verdict}, and {need}, which it needs, is {verdicts[need]}"
+        for gate, verdict in verdicts.items()
+        for need in BY_ID[gate].needs
+        if verdict in ("open", "opened") and verdicts.get(need) in ("closed", "not_admitted", "conflict", "unknown")
+    ]
+
+
+def report(installation: Optional[Installation], capabilities: Iterable[Capability], findings: list[Finding]) -> dict[str, object]:
+    """The findings as the modules return them, packages and counts included."""
+    counts = dict.fromkeys(VERDICTS, 0)
+    for finding in findings:
+        counts[finding.verdict] += 1
+    return {
+        "compute_capabilities": [spelled([capability]) for capability in capabilities],
+        "packages": {
+            package.name: {
+                "version": package.version,
+                "location": package.location,
+                "newer_than_tested": newer_than_tested(package.name, package.version),
+            }
+            for package in (installation.packages() if installation else [])
+        },
+        "gates": [finding.row() for finding in findings],
+        "summary": counts,
+        "complete": not (counts["closed"] or counts["unknown"] or counts["conflict"]),
+        "half_open": half_open(findings),
+    }

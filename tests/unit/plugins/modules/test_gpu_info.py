@@ -1,0 +1,97 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.blackwell.inference.plugins.modules import gpu_info
+
+SIMULATED = str(Path(__file__).resolve().parents[4] / "demo/nvidia-smi")
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the module, return its result."""
+
+    def run(check: bool = False, **options) -> dict:
+        with patch_module_args({**options, "_ansible_check_mode": check, "_ansible_diff": True}), pytest.raises(SystemExit):
+            gpu_info.main()
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Write an executable shell script and return its path."""
+
+    def script(body: str) -> str:
+        path = tmp_path / "nvidia-smi"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return script
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_gpus(run, check):
+    result = run(check, executable=SIMULATED)
+    assert result["changed"] is False
+    assert "diff" not in result
+    assert result["count"] == len(result["gpus"]) == 8
+    assert result["gpus"][7]["name"] == "NVIDIA RTX PRO 6000 Blackwell Server Edition (simulated)"
+    assert result["gpus"][7]["memory_mib"] == 97887
+    assert (result["compute_capability"], result["compute_capabilities"], result["architecture"]) == ("12.0", ["12.0"], "Blackwell")
+    assert (result["driver_version"], result["cuda_version"]) == ("580.95.05", "13.0")
+    assert {"gpus": [0, 1], "link": "PHB"} in result["links"]
+
+
+def test_everything_returned_is_documented(run):
+    documented = yaml.safe_load(gpu_info.RETURN)
+    result = run(executable=SIMULATED)
+    assert set(documented) == set(result) - {"changed", "invocation"}
+    assert set(documented["gpus"]["contains"]) == set(result["gpus"][0])
+    assert set(documented["links"]["contains"]) == set(result["links"][0])
+
+
+NONE = {"gpus": [], "count": 0, "compute_capability": None, "compute_capabilities": [], "driver_version": None, "links": []}
+
+
+def test_no_gpu_is_a_success(run, script):
+    result = run(executable=script("echo No devices were found; exit 6"))
+    assert result.items() >= NONE.items()
+    assert "failed" not in result
+
+
+def test_missing_is_a_success_only_where_allowed(run, tmp_path):
+    missing = str(tmp_path / "nvidia-smi")
+    assert run(executable=missing, allow_missing=True).items() >= NONE.items()
+    result = run(executable=missing)
+    assert result["failed"]
+    assert result["msg"] == f"executable: {missing} does not exist on this host; expected the name or path of nvidia-smi."
+
+
+@pytest.mark.parametrize("allow_missing", [False, True])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("echo Failed to initialize NVML: Driver/library version mismatch; exit 18", "Driver/library version mismatch"),
+        ("exec sleep 60", "hangs; expected an answer within 1 s."),
+        ("exit 1", "exit status 1, no answer"),
+    ],
+)
+def test_trouble_is_a_failure(run, script, body, message, allow_missing):
+    result = run(executable=script(body), timeout=1, allow_missing=allow_missing)
+    assert result["failed"]
+    assert message in result["msg"]
+    assert "\n" not in result["msg"]
+
+
+def test_timeout_must_be_positive(run):
+    assert run(executable=SIMULATED, timeout=0)["msg"] == "timeout: 0; expected seconds, more than 0."

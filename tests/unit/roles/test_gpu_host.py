@@ -1,0 +1,140 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role itself, on several kinds of host in one run of ansible-playbook."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+FIXTURES = ROOT / "tests/unit/fixtures/nvidia-smi"
+PLAYBOOK = [{"hosts": "all", "gather_facts": False, "roles": ["blackwell.inference.gpu_host"]}]
+# host -> what it shows, and the role's variables
+HOSTS = {
+    "simulated": (None, {"gpu_host_nvidia_smi": str(ROOT / "demo/nvidia-smi"), "gpu_host_min_count": 8}),
+    "none": (None, {"gpu_host_nvidia_smi": "/nonexistent/nvidia-smi"}),
+    "missing": (None, {"gpu_host_nvidia_smi": "/nonexistent/nvidia-smi", "gpu_host_allow_missing": False}),
+    "mixed": ("mixed-9.0-12.0", {"gpu_host_min_count": 4}),
+    "mixed-allowed": ("mixed-9.0-12.0", {"gpu_host_allow_mixed": "true"}),
+    "mig": ("mig-rtx-pro-6000", {}),
+}
+SCRIPT = """#!/bin/sh
+case $1 in --query*) name=query.csv;; -q) name=xml;; *) name=topo.txt;; esac
+cat {host}.$name
+"""
+
+
+class Run:
+    """Runs of the role on all HOSTS; what it wrote lies in ``facts``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        hosts = {}
+        for host, (fixture, variables) in HOSTS.items():
+            if fixture:
+                script = folder / f"{host}-nvidia-smi"
+                script.write_text(SCRIPT.format(host=FIXTURES / fixture))
+                script.chmod(0o755)
+                variables = {**variables, "gpu_host_nvidia_smi": str(script)}
+            hosts[host] = {**variables, "gpu_host_facts_dir": str(self.facts(host).parent)}
+        common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+        (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": common}}))
+        (folder / "play.json").write_text(json.dumps(PLAYBOOK))
+
+    def facts(self, host: str) -> Path:
+        return self.folder / host / "facts.d/blackwell_inference.fact"
+
+    def __call__(self, *options: str) -> str:
+        """Run it; return what it printed."""
+        return subprocess.run(
+            [Path(sys.executable).parent / "ansible-playbook", "-i", self.folder / "inventory.json", self.folder / "play.json", *options],
+            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORKS": "8"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        ).stdout
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("gpu_host"))
+
+
+@pytest.fixture(scope="module")
+def first(run):
+    return run()
+
+
+def recap(printed: str) -> dict[str, tuple[int, int]]:
+    """Return host -> (changed, failed)."""
+    return {
+        host: (int(changed), int(failed)) for host, changed, failed in re.findall(r"^(\S+) +: .*changed=(\d+).*failed=(\d+)", printed, re.M)
+    }
+
+
+def test_who_is_refused(first):
+    assert recap(first) == {
+        "simulated": (1, 0),
+        "none": (1, 0),
+        "missing": (0, 1),
+        "mixed": (0, 1),
+        "mixed-allowed": (1, 0),
+        "mig": (0, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gpu_host_min_count: 2 found; expected at least 4 GPUs.",
+        "gpu_host_allow_mixed: the compute capabilities 9.0 and 12.0 were found; expected one for all GPUs. "
+        "Serve from one kind, or set gpu_host_allow_mixed to true.",
+        "gpu_host_allow_mig: MIG is on for GPU 2; expected it off. "
+        "Turn it off with nvidia-smi -i INDEX -mig 0, or set gpu_host_allow_mig to true.",
+        "executable: /nonexistent/nvidia-smi does not exist on this host; expected the name or path of nvidia-smi.",
+    ],
+)
+def test_refusals_are_one_line_each(first, line):
+    printed = " ".join(first.split())  # Ansible wraps what it prints
+    assert line in printed
+
+
+def test_facts(first, run):
+    facts = json.loads(run.facts("simulated").read_text())
+    assert run.facts("simulated").stat().st_mode & 0o777 == 0o644
+    assert (facts["gpu_count"], facts["compute_capability"], facts["driver_version"]) == (8, "12.0", "580.95.05")
+    assert facts["links"][0] == {"gpus": [0, 1], "link": "PHB"}
+    assert facts["gpus"][0] == {
+        "index": 0,
+        "uuid": "GPU-00000000-0000-0000-0000-000000000001",
+        "name": "NVIDIA RTX PRO 6000 Blackwell Server Edition (simulated)",
+        "compute_capability": "12.0",
+        "memory_mib": 97887,
+        "power_limit_w": 600.0,
+        "pci_bus_id": "00000000:01:00.0",
+        "pcie_gen_max": 5,
+        "pcie_width_max": 16,
+        "mig_mode": False,
+        "mig_devices": 0,
+    }
+    nothing = json.loads(run.facts("none").read_text())
+    assert (nothing["gpus"], nothing["gpu_count"], nothing["compute_capability"]) == ([], 0, None)
+
+
+def test_check_mode_and_further_runs(first, run):
+    only = ("--limit", "simulated")
+    assert recap(run(*only)) == {"simulated": (0, 0)}, "a second run changes nothing"
+    run.facts("simulated").unlink()
+    run.facts("simulated").parent.rmdir()
+    assert "List the GPUs" in run(*only, "--tags", "patch")
+    assert recap(run(*only, "--check")) == {"simulated": (1, 0)}
+    assert not run.facts("simulated").parent.exists(), "neither other tags nor check mode write"
