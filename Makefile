@@ -1,22 +1,70 @@
 # Two commands: `make site` shows the collection at work on this machine, `make test` tests all that this machine can.
 SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
 PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
-export PATH := $(BIN):$(PATH)
+DEMO_VENV := demo/host/opt/sglang/venv
+DEMO_PACKAGES := flashinfer-python==0.6.1 sglang==0.5.8
 
-.PHONY: site test clean help
+# Nothing is left behind in the home folder, and nothing outside the checkout decides what runs.
+export PATH := $(BIN):$(PATH)
+export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
+export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(BIN)/python -m pip
+
+.PHONY: help site test lint sanity units clean
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
+site: $(VENV)/controller.done $(DEMO_VENV)/packages.done ## Run site.yml on the demo host: this machine, below demo/host/
+	ansible-playbook site.yml -l gpu-nodes
+
+test: lint sanity units ## Test all that can be tested on this machine
+
+clean: ## Remove all that the other targets have made
+	rm -rf $(VENV) .cache .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis demo/host dist tests/output
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
 $(VENV)/controller.done: requirements.txt
-	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"python3 is {v[0]}.{v[1]}; expected 3.11 or newer. Name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"$(PYTHON) is Python {v[0]}.{v[1]}; expected 3.11 or newer. Name one: make PYTHON=/path/to/python3 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	$(PIP) install --quiet --require-hashes -r requirements.txt
 	mkdir -p $(VENV)/collections/ansible_collections/blackwell
-	ln -sfn $(CURDIR) $(VENV)/collections/ansible_collections/blackwell/inference
+	ln -sfn ../../../.. $(VENV)/collections/ansible_collections/blackwell/inference
 	touch $@
 
 $(VENV)/tests.done: $(VENV)/controller.done tests/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r tests/requirements.txt
+	$(PIP) install --quiet --require-hashes -r tests/requirements.txt
 	touch $@
+
+# The real packages, without their GPU dependencies: the gates are in their files.
+$(DEMO_VENV)/packages.done: $(VENV)/controller.done
+	$(BIN)/python -m venv --without-pip $(DEMO_VENV)
+	$(PIP) --python $(DEMO_VENV)/bin/python install --quiet --no-deps --no-compile $(DEMO_PACKAGES)
+	touch $@
+
+lint: $(VENV)/tests.done
+	ruff check .
+	ruff format --check .
+	mypy plugins/module_utils
+	yamllint --strict .
+	ansible-lint --offline --profile production
+	antsibull-changelog lint
+	antsibull-docs lint-collection-docs --plugin-docs .
+
+units: $(VENV)/tests.done
+	pytest
+
+# ansible-test wants a path of its own kind and asks git for the files, so it works on a copy.
+TREE := .cache/tree/ansible_collections/blackwell/inference
+sanity: $(VENV)/tests.done
+	rm -rf .cache/tree && mkdir -p $(TREE) .cache/home/.ansible/test/cache
+	git ls-files -z --cached --others --exclude-standard | tar c --null --files-from=- | tar x -C $(TREE)
+	git -C $(TREE) init --quiet && git -C $(TREE) add --all
+	for version in $$(python -c 'import ansible_test, pathlib, re; print(*sorted(set(re.findall(r"\b2\d\.\d(?:\.\d)?\b", (pathlib.Path(ansible_test.__path__[0]) / "_internal/python_requirements.py").read_text()))))'); do \
+	  cp tests/sanity/get_pip.py .cache/home/.ansible/test/cache/get_pip_$${version//./_}.py; done
+	cd $(TREE) && HOME=$(CURDIR)/.cache/home PATH=$(BIN):/usr/sbin:/usr/bin:/sbin:/bin ansible-test sanity --local --color no \
+	  --python $$(python -c 'import sys; print("{}.{}".format(*sys.version_info))')
