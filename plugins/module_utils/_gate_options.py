@@ -12,10 +12,12 @@ from typing import Any
 from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import BY_ID, GATES, Gate
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import detect_capabilities, parse_capability
+from ansible_collections.blackwell.inference.plugins.module_utils._opening import recovered
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
 from ansible_collections.blackwell.inference.plugins.module_utils._store import Store
 from ansible_collections.blackwell.inference.plugins.module_utils._survey import Installation
+from ansible_collections.blackwell.inference.plugins.module_utils._version import COLLECTION_VERSION
 
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "python": {"type": "path"},
@@ -53,4 +55,5 @@ def gates(parameters: Mapping[str, Any]) -> tuple[Gate, ...]:
 def installation(parameters: Mapping[str, Any], selected: Iterable[Gate]) -> Installation:
     """The packages that ``selected`` gates, and those that they need, are in."""
     needed = {BY_ID[name].package for gate in selected for name in (gate.id, *gate.needs)}
-    return Installation(locate(parameters["python"], parameters["site_packages"]), Store(parameters["state_dir"]), sorted(needed))
+    site, store = locate(parameters["python"], parameters["site_packages"]), Store(parameters["state_dir"])
+    return recovered(Installation(site, store, needed), COLLECTION_VERSION)

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
+from ansible_collections.blackwell.inference.plugins.module_utils import _jit_cache_files as files
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
+from ansible_collections.blackwell.inference.plugins.module_utils._processes import describe, others
 
 # FlashInfer takes <module>.lock to build one module, and this one to build several at once.
 _COMMON_LOCK = "flashinfer_jit.lock"
@@ -21,13 +22,11 @@ _COMMON_LOCK = "flashinfer_jit.lock"
 
 def refuse_loaded(paths: Sequence[str]) -> None:
     """Raise InferenceError if a process that can be seen from here has mapped a file of one of these module folders."""
-    files: dict[str, str] = {}
-    for path in paths:
-        files.update(dict.fromkeys(_objects(path), path))
-    inodes = {_inode(os.lstat(file)): path for file, path in files.items() if os.path.lexists(file)}
+    names = {name: path for path in paths for name in _objects(path)}
+    inodes = {_inode(os.lstat(name)): path for name, path in names.items() if os.path.lexists(name)}
     users: dict[str, list[int]] = {}
-    for pid in _pids() if files else ():
-        loaded = _mapped(pid, files, inodes)
+    for pid in others() if names else ():
+        loaded = _mapped(pid, names, inodes)
         if loaded:
             users.setdefault(loaded, []).append(pid)
     for path, pids in users.items():
@@ -36,53 +35,48 @@ def refuse_loaded(paths: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def hold_build_locks(cached_ops: int, folder: str, modules: Sequence[str], label: str) -> Iterator[None]:
+def hold_build_locks(root: str, below: Sequence[str], locks: str, modules: Sequence[str]) -> Iterator[None]:
     """Hold the build locks of these modules, so that nobody builds them meanwhile.
 
     A lock that does not exist is not made: nobody can hold it, and the service user could not open one of root's.
 
     Args:
-        cached_ops: File descriptor of the folder that holds the modules.
-        folder: Name of the locks' folder in there.
+        root: Root of the cache.
+        below: Names of the folders that lead from there to the modules.
+        locks: Name of the folder beside the modules that holds their locks.
         modules: Names of the modules.
-        label: Path of ``cached_ops``, for messages.
 
     Raises:
         InferenceError: Somebody holds one of them.
     """
-    with contextlib.ExitStack() as stack:
-        for name in (*(f"{module}.lock" for module in modules), _COMMON_LOCK):
-            try:
-                fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=cached_ops)
-            except FileNotFoundError:
-                continue
-            stack.callback(os.close, fd)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-                raise InferenceError(
-                    os.path.join(label, folder, name),
-                    f"{_lock_owner(fd)} holds this lock, so a build is running",
-                    "no build",
-                    "Wait for it or stop it.",
-                ) from None
+    path = os.path.join(root, *below, locks)
+    with contextlib.ExitStack() as stack, files.explained(path):
+        try:
+            folder = stack.enter_context(files.open_folder(root, [*below, locks]))
+        except FileNotFoundError:
+            modules = ()
+        for name in (*(f"{module}.lock" for module in modules), _COMMON_LOCK) if modules else ():
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                stack.callback(os.close, fd)
+                _lock(fd, os.path.join(path, name))
         yield
 
 
-def describe(pid: int) -> str:
-    """Return e.g. ``pid 4242 (python3 -m sglang.launch_server)``; arguments beyond the program may be secrets and stay out."""
+def refuse_open(path: str) -> None:
+    """Raise InferenceError if a process that can be seen from here has this file open."""
+    for pid in others():
+        for name in _listed(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), os.lstat(path)):
+                    raise InferenceError(path, f"{describe(pid)} has it open", "a lock that no process holds", "Stop the server first.")
+
+
+def _listed(folder: str) -> list[str]:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        return os.listdir(folder)
     except OSError:
-        return f"pid {pid}"
-    program = words[:3] if words[1:2] == ["-m"] else words[:1] + [word for word in words[1:2] if not word.startswith("-")]
-    return f"pid {pid} ({' '.join(program).strip() or 'unnamed'})"
-
-
-def _pids() -> list[int]:
-    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid())
+        return []  # the process ended, or belongs to somebody else
 
 
 def _objects(path: str) -> list[str]:
@@ -93,7 +87,7 @@ def _objects(path: str) -> list[str]:
     return [os.path.join(folder, name) for folder, _, names in os.walk(real) for name in names]
 
 
-def _mapped(pid: int, files: Mapping[str, str], inodes: Mapping[str, str]) -> Optional[str]:
+def _mapped(pid: int, names: Mapping[str, str], inodes: Mapping[str, str]) -> Optional[str]:
     """Return the module folder that a process maps a file of: by name or, where it sees other names (containers), by inode."""
     try:
         with Path(f"/proc/{pid}/maps").open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -102,10 +96,18 @@ def _mapped(pid: int, files: Mapping[str, str], inodes: Mapping[str, str]) -> Op
         return None  # it ended, or belongs to somebody else
     for words in mappings:  # <addresses> <permissions> <offset> <device> <inode> <path>
         if len(words) == 6:
-            found = files.get(words[5]) or inodes.get(f"{words[3]}:{words[4]}")
+            found = names.get(words[5]) or inodes.get(f"{words[3]}:{words[4]}")
             if found:
                 return found
     return None
+
+
+def _lock(fd: int, path: str) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        found = f"{_lock_owner(fd)} holds this lock, so a build is running"
+        raise InferenceError(path, found, "no build", "Wait for it or stop it.") from None
 
 
 def _lock_owner(fd: int) -> str:

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple, Optional
 
 from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import BY_ID, GATES, Gate
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
-from ansible_collections.blackwell.inference.plugins.module_utils._gpu import KNOWN_CAPABILITIES
+from ansible_collections.blackwell.inference.plugins.module_utils._gpu import KNOWN_CAPABILITIES, parse_capability
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import Package
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, Host
-from ansible_collections.blackwell.inference.plugins.module_utils._shapes import Reading, Shape, ShapeError
+from ansible_collections.blackwell.inference.plugins.module_utils._shapes import Reading, Shape, ShapeError, read
 from ansible_collections.blackwell.inference.plugins.module_utils._source import Edit
 from ansible_collections.blackwell.inference.plugins.module_utils._store import Entry, checksum
 from ansible_collections.blackwell.inference.plugins.module_utils._survey import (
@@ -24,7 +27,12 @@ from ansible_collections.blackwell.inference.plugins.module_utils._survey import
     spelled,
     survey,
 )
-from ansible_collections.blackwell.inference.plugins.module_utils._transaction import Replacement, replace_all
+from ansible_collections.blackwell.inference.plugins.module_utils._transaction import (
+    Replacement,
+    leftovers,
+    refuse_irreplaceable,
+    replace_all,
+)
 
 NOTHING_CHANGED = "Nothing was changed."
 
@@ -35,16 +43,30 @@ class Plan(NamedTuple):
     before: list[Finding]
     after: list[Finding]
     changes: list[tuple[InstalledFile, InstalledFile]]  # each file as it is and as it will be
-    forgotten: list[InstalledFile]  # files whose ledger entry is out of date: a reinstall has replaced what was written
-
-    @property
-    def writes(self) -> bool:
-        """Whether anything is written, be it only to the ledger."""
-        return bool(self.changes or self.forgotten)
+    ledgers: dict[str, dict[str, Entry]]  # what the ledgers say afterwards, by site-packages folder
+    leftovers: list[str]  # temporary files of a run that was killed
+    writes: bool  # whether anything is written, be it only in the state folder
 
     def roots(self, installation: Installation) -> list[str]:
         """The site-packages folders that are written to."""
         return sorted({_package(installation, old).root for old, _new in self.changes})
+
+    def replacements(self, installation: Installation) -> list[Replacement]:
+        """The changes as they are written."""
+        return [Replacement(old.path, _package(installation, old).location, old.content, new.content) for old, new in self.changes]
+
+    def diffs(self, installation: Installation) -> list[dict[str, str]]:
+        """The changes as Ansible shows them, one for each file."""
+        packages = [(old, new, _package(installation, old)) for old, new in self.changes]
+        return [
+            {
+                "before_header": f"{old.name} ({package.name} {package.version})",
+                "after_header": f"{old.name} ({package.name} {package.version})",
+                "before": old.shown,
+                "after": new.shown,
+            }
+            for old, new, package in packages
+        ]
 
     def stale_jit_modules(self) -> list[str]:
         """JIT modules whose build depends on a gate that changes."""
@@ -69,12 +91,12 @@ def plan_opening(
     changes = []
     for file in installation.files():
         if targets.get(file.name):
-            wanted = targets[file.name] | (set(file.entry.gates) if file.entry and file.ours else set())
-            pristine = file.content if force and file.foreign else _pristine(installation, file)
-            changes.append((file, _edited(installation, file, pristine, wanted, capabilities, author)))
+            opened, opened_for = _opened(file)
+            wanted, opened_for = opened | targets[file.name], opened_for | set(capabilities)
+            changes.append((file, _edited(installation, file, _pristine(installation, file), wanted, opened_for, author)))
     later = installation.holding(new for _old, new in changes)
     _refuse_half(later, capabilities, {gate for names in targets.values() for gate in names})
-    return Plan(before, survey(later, capabilities, gates), changes, _forgotten(installation))
+    return _plan(installation, before, survey(later, capabilities, gates), changes)
 
 
 def plan_restoring(
@@ -90,51 +112,74 @@ def plan_restoring(
             needs one that is to be closed.
     """
     before = survey(installation, capabilities, gates)
-    selected = {gate.id for gate in gates}
+    selected, touched = {gate.id for gate in gates}, {place.file for gate in gates for place in gate.places}
     changes = []
     for file in installation.files():
-        if file.foreign:
-            stored = _abandoned(installation, file, force)
+        opened, opened_for = _opened(file)
+        wanted = opened - selected
+        if file.foreign and file.name in touched:
+            stored = _foreign_pristine(installation, file, force)
             if stored is not None:
                 changes.append((file, file.holding(stored, None)))
-        elif file.ours and file.entry and selected & set(file.entry.gates):
-            wanted = set(file.entry.gates) - selected
-            changes.append((file, _edited(installation, file, _pristine(installation, file), wanted, capabilities, author)))
+        elif file.ours and file.entry and wanted != set(file.entry.gates):
+            changes.append((file, _edited(installation, file, _pristine(installation, file), wanted, opened_for, author)))
     later = installation.holding(new for _old, new in changes)
-    staying = {gate for file in later.files() if file.ours and file.entry for gate in file.entry.gates}
-    _refuse_half(later, capabilities, staying)
-    return Plan(before, survey(later, capabilities, gates), changes, _forgotten(installation))
+    for file in later.files():
+        staying, opened_for = _opened(file)
+        _refuse_half(later, tuple(opened_for), staying)
+    return _plan(installation, before, survey(later, capabilities, gates), changes)
+
+
+def recovered(installation: Installation, author: str) -> Installation:
+    """The same installation with the ledger entries that are lost, or that a kill left behind or ahead of their file.
+
+    A file is ours if it is what this collection makes of stored pristine bytes, whatever the ledger says.
+    """
+    found = []
+    for file in installation.files():
+        for original in map(installation.store.pristine, file.pristine_checksums) if file.foreign else ():
+            edits = _possible_edits(installation, file, original, author) if original is not None else ()
+            found.extend(edit for edit in edits if edit.content == file.content)
+    return installation.holding(found)
 
 
 def execute(plan: Plan, installation: Installation, pycache_prefix: str = "") -> None:
     """Carry out ``plan``. The store's lock is held by the caller.
 
-    Pristine bytes and ledger are on disk before the first file is replaced, and an entry goes only after its file is
+    Ledger and pristine bytes are on disk before the first file is replaced, and an entry goes only after its file is
     restored; so after a kill at any instant the next run knows whose bytes it sees.
+
+    Raises:
+        InferenceError: Nothing was changed, unless the message says so.
     """
     store = installation.store
-    ledgers = {root: dict(entries) for root, entries in installation.ledgers.items()}
+    new_entries = [(old, new.entry) for old, new in plan.changes if new.entry]
 
     def remember() -> None:
-        for old, new in plan.changes:
-            if new.entry:
-                ledgers[_package(installation, old).root][old.name] = new.entry
-        for root, entries in ledgers.items():
-            store.write_ledger(root, entries)
+        for root, entries in plan.ledgers.items():
+            store.write_ledger(root, {**installation.ledgers[root], **entries})
+        for old, entry in new_entries:
+            if old.sha256 == entry.sha256_before:
+                store.keep_pristine(old.content)
 
-    for old, new in plan.changes:
-        if new.entry and checksum(old.content) == new.entry.sha256_before:
-            store.keep_pristine(old.content)
-    replace_all(
-        (Replacement(old.path, _package(installation, old).location, old.content, new.content) for old, new in plan.changes),
-        pycache_prefix,
-        before_first=remember,
-    )
-    for file in [*plan.forgotten, *(old for old, new in plan.changes if new.entry is None)]:
-        ledgers[_package(installation, file).root].pop(file.name, None)
-    for root, entries in ledgers.items():
-        store.write_ledger(root, entries)
-    store.tidy()
+    try:
+        replace_all(plan.replacements(installation), pycache_prefix, before_first=remember)
+    except InferenceError:
+        if not any(_differs(old) for old, _new in plan.changes):
+            with suppress(InferenceError):
+                store.settle(installation.ledgers, instead_of=plan.ledgers)
+        raise
+    for path in plan.leftovers:
+        with suppress(OSError):
+            os.remove(path)
+    store.settle(plan.ledgers, instead_of=installation.ledgers)
+
+
+def refuse_unwritable(plan: Plan, installation: Installation) -> None:
+    """Raise InferenceError where carrying out ``plan`` would fail for want of a permission. Writes nothing."""
+    if plan.changes:
+        refuse_irreplaceable(plan.replacements(installation))
+        installation.store.refuse_unwritable()
 
 
 def verify_on_disk(plan: Plan, installation: Installation, capabilities: tuple[Capability, ...], gates: tuple[Gate, ...]) -> None:
@@ -159,12 +204,14 @@ def compose(original: InstalledFile, gates: Iterable[str], capabilities: tuple[C
     edits: list[Edit] = []
     opened: dict[str, set[Capability]] = {}
     for gate in sorted(gates):
+        if gate not in readings:
+            raise ShapeError(1, f"gate {gate} is not recognised")
         reading = readings[gate][1]
         closed = {known for known in capabilities if known in BY_ID[gate].admits and reading.answer(Host(known)) is False}
         edits.extend(edit for capability in sorted(closed) for edit in reading.open_for(capability))
         opened[gate] = closed
     content = original.source.edited(edits)
-    if edits:
+    if any(opened.values()):
         _verify(readings, original.holding(content, None), opened)
     return content
 
@@ -178,7 +225,7 @@ def _readings(file: InstalledFile) -> _Readings:
     for gate in GATES:
         for shape in (place.shape for place in gate.places if place.file == file.name):
             try:
-                reading = shape.read(file.source)
+                reading = read(shape, file.source)
             except ShapeError:
                 reading = None
             if reading is not None:
@@ -189,7 +236,9 @@ def _readings(file: InstalledFile) -> _Readings:
 def _verify(before: _Readings, edited: InstalledFile, opened: dict[str, set[Capability]]) -> None:
     """Evaluate every gate of the file at every capability: open where asked for, unchanged everywhere else."""
     try:
-        compile(edited.source.text, edited.name, "exec", dont_inherit=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(edited.source.text, edited.name, "exec", dont_inherit=True)
     except SyntaxError as error:
         raise ShapeError(error.lineno or 1, f"the edit would not compile ({error.msg})") from None
     after = _readings(edited)
@@ -197,7 +246,8 @@ def _verify(before: _Readings, edited: InstalledFile, opened: dict[str, set[Capa
         if gate not in after:
             raise ShapeError(old.line, f"the edit would hide {gate}")
         new, targets = after[gate][1], opened.get(gate, set())
-        may_change = {known for target in targets for known in shape.spreads(target)}
+        followed = {known for need in BY_ID[gate].needs for known in opened.get(need, set())}  # one that asks another changes with it
+        may_change = {known for target in targets for known in shape.spreads(target)} | followed
         for known in KNOWN_CAPABILITIES:
             answer = new.answer(Host(known))
             if (known in targets and answer is not True) or (known not in may_change and answer is not old.answer(Host(known))):
@@ -211,13 +261,12 @@ def _to_open(installation: Installation, findings: list[Finding], capabilities: 
         if finding.place is None or not set(capabilities) & set(finding.gate.admits):
             continue
         if finding.verdict == "unknown" or (finding.verdict == "conflict" and not force):
+            problem = "is not recognised" if finding.verdict == "unknown" else "is in conflict"
             raise InferenceError(
                 f"{finding.place.file}:{finding.line}",
-                f"gate {finding.gate.id} is in {finding.verdict} ({finding.expression}; {finding.reason})"
-                if finding.verdict == "conflict"
-                else f"gate {finding.gate.id} is not recognised ({finding.expression}; {finding.reason})",
+                f"gate {finding.gate.id} {problem} ({finding.expression}; {finding.reason})",
                 f"{finding.gate.package} {finding.version} as released",
-                f"{NOTHING_CHANGED} {_reinstall(installation.package(finding.gate.package))}",
+                f"{NOTHING_CHANGED} {installation.package(finding.gate.package).reinstall}",
             )
         if finding.verdict in ("closed", "conflict"):
             targets.setdefault(finding.place.file, set()).add(finding.gate.id)
@@ -226,7 +275,8 @@ def _to_open(installation: Installation, findings: list[Finding], capabilities: 
 
 def _refuse_half(installation: Installation, capabilities: tuple[Capability, ...], opened: set[str]) -> None:
     """Refuse a gate that is open while one that it needs is closed: such a server crashes or computes nonsense."""
-    needed = {need: gate for gate in sorted(opened) for need in BY_ID[gate].needs}
+    installed = installation.site.packages
+    needed = {need: gate for gate in sorted(opened) for need in BY_ID[gate].needs if BY_ID[need].package in installed}
     for finding in survey(installation, capabilities, [BY_ID[need] for need in needed]):
         if finding.verdict in ("closed", "conflict", "unknown"):
             raise InferenceError(
@@ -237,49 +287,96 @@ def _refuse_half(installation: Installation, capabilities: tuple[Capability, ...
             )
 
 
-def _abandoned(installation: Installation, file: InstalledFile, force: bool) -> Optional[bytes]:
-    """The pristine bytes for a file that is neither as released nor as the ledger says; None where it is not ours to restore."""
-    stored = installation.store.pristine(file.recorded) if file.recorded else None
-    if stored is not None and (force or file.content in _possible_edits(file, stored)):
-        return stored  # the ledger was lost; RECORD and the stored bytes were not
-    admitted = {gate: BY_ID[gate].admits for gate in _readings(file) if BY_ID[gate].admits}
-    is_open = [all(_readings(file)[gate][1].answer(Host(known)) for known in admits) for gate, admits in admitted.items()]
-    if file.entry is None and stored is None and not any(is_open):
+def _foreign_pristine(installation: Installation, file: InstalledFile, force: bool) -> Optional[bytes]:
+    """The pristine bytes for a file that somebody else edited; None where nothing shows that this collection edited it, too."""
+    stored = next(filter(None, map(installation.store.pristine, reversed(file.pristine_checksums))), None)
+    if stored is not None and force:
+        return stored
+    readings = [(BY_ID[gate].admits, reading) for gate, (_shape, reading) in _readings(file).items()]
+    is_open = any(reading.answer(Host(known)) for admits, reading in readings for known in admits)
+    if file.entry is None and stored is None and not is_open:
         return None
+    remedy = "Run with force=true to restore it." if stored is not None else _package(installation, file).reinstall
     raise InferenceError(
         file.path,
         "it is not as released, and not as this collection left it",
         "a file that nobody else edited",
-        f"{NOTHING_CHANGED} {_reinstall(_package(installation, file))}",
+        f"{NOTHING_CHANGED} {remedy}",
     )
 
 
-def _possible_edits(file: InstalledFile, pristine: bytes) -> list[bytes]:
+def _opened(file: InstalledFile) -> tuple[set[str], set[Capability]]:
+    """The gates that this collection opened in ``file``, as far as they are still in the catalogue, and what for."""
+    if not file.ours or file.entry is None:
+        return set(), set()
+    return set(file.entry.gates) & BY_ID.keys(), {parse_capability(text) for text in file.entry.capabilities}
+
+
+def _possible_edits(installation: Installation, file: InstalledFile, pristine: bytes, author: str) -> Iterator[InstalledFile]:
     """What this collection may have made of ``pristine``."""
-    original = file.holding(pristine, None)
-    gates = [gate for gate in _readings(original) if BY_ID[gate].admits]
-    admitted = tuple({known for gate in gates for known in BY_ID[gate].admits})
-    subsets = ([gate for index, gate in enumerate(gates) if mask >> index & 1] for mask in range(1, 1 << len(gates)))
-    return [compose(original, subset, admitted) for subset in subsets]
+    gates = [gate for gate in _readings(file.holding(pristine, None)) if BY_ID[gate].admits]
+    admitted = {known for gate in gates for known in BY_ID[gate].admits}
+    for mask in range(1, 1 << len(gates)):
+        subset = {gate for index, gate in enumerate(gates) if mask >> index & 1}
+        with suppress(InferenceError):
+            yield _edited(installation, file, pristine, subset, admitted, author)
+
+
+def _plan(
+    installation: Installation, before: list[Finding], after: list[Finding], changes: list[tuple[InstalledFile, InstalledFile]]
+) -> Plan:
+    later = installation.holding(new for _old, new in changes)
+    ledgers = {root: _elsewhere(root, entries) for root, entries in installation.ledgers.items()}
+    for file in later.files():
+        if file.entry and not file.as_released:  # a reinstall or a restore ends what the ledger says of it
+            ledgers[_package(installation, file).root][file.name] = file.entry
+    left = [path for file in installation.files() for path in leftovers(file.path)]
+    writes = bool(changes or left or ledgers != installation.ledgers or not installation.store.is_settled())
+    return Plan(before, after, changes, ledgers, left, writes)
+
+
+def _elsewhere(root: str, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The entries of files that are there and that the catalogue has no more gate in."""
+    known = {place.file for gate in GATES for place in gate.places}
+    return {name: entry for name, entry in entries.items() if name not in known and os.path.lexists(os.path.join(root, name))}
+
+
+def _differs(file: InstalledFile) -> bool:
+    """Whether what is on disk is something else by now."""
+    with suppress(OSError), open(file.path, "rb") as on_disk:
+        return on_disk.read() != file.content
+    return True
 
 
 def _edited(
-    installation: Installation, file: InstalledFile, pristine: bytes, gates: set[str], capabilities: tuple[Capability, ...], author: str
+    installation: Installation, file: InstalledFile, pristine: bytes, gates: set[str], capabilities: set[Capability], author: str
 ) -> InstalledFile:
-    """``file`` with exactly ``gates`` open, and its ledger entry."""
+    """``file`` with exactly ``gates`` open for ``capabilities``, and its ledger entry."""
     package = _package(installation, file)
+    admitted = {known for gate in gates for known in BY_ID[gate].admits}
+    opened_for = tuple(sorted(capabilities & admitted))
     try:
-        content = compose(file.holding(pristine, None), gates, capabilities)
+        content = compose(file.holding(pristine, None), gates, opened_for)
     except ShapeError as error:
         raise InferenceError(
             f"{file.name}:{error.line}", error.found, f"a shape of {package.name} that can be opened here", NOTHING_CHANGED
         ) from None
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    entry = Entry(package.name, package.version, tuple(sorted(gates)), checksum(pristine), checksum(content), now, author)
+    entry = Entry(
+        package.name,
+        package.version,
+        tuple(sorted(gates)),
+        tuple(spelled([capability]) for capability in opened_for),
+        checksum(pristine),
+        checksum(content),
+        now,
+        author,
+    )
     return file.holding(content, entry if gates else None)
 
 
 def _pristine(installation: Installation, file: InstalledFile) -> bytes:
+    """The bytes to edit from: those that it was edited from before, else those that are there."""
     if not file.ours or file.entry is None:
         return file.content
     stored = installation.store.pristine(file.entry.sha256_before)
@@ -288,18 +385,10 @@ def _pristine(installation: Installation, file: InstalledFile) -> bytes:
             file.path,
             "its pristine bytes are lost",
             f"{installation.store.folder}/pristine/{file.entry.sha256_before}",
-            f"{NOTHING_CHANGED} {_reinstall(_package(installation, file))}",
+            f"{NOTHING_CHANGED} {_package(installation, file).reinstall}",
         )
     return stored
 
 
-def _forgotten(installation: Installation) -> list[InstalledFile]:
-    return [file for file in installation.files() if file.entry and not file.ours and not file.foreign]
-
-
 def _package(installation: Installation, file: InstalledFile) -> Package:
     return installation.package(file.name.split("/", 1)[0])
-
-
-def _reinstall(package: Package) -> str:
-    return f"Reinstall it: pip install --force-reinstall --no-deps {package.distribution}=={package.version}"

@@ -16,6 +16,7 @@ import subprocess
 from typing import NamedTuple, Optional
 
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
+from ansible_collections.blackwell.inference.plugins.module_utils._processes import kill
 
 # import name -> distribution name on the package index
 DISTRIBUTIONS = {
@@ -26,9 +27,11 @@ DISTRIBUTIONS = {
     "torch": "torch",
 }
 
+UNKNOWN_VERSION = "unknown"
+
 # Runs in the serving interpreter, isolated (-I): neither the working folder nor PYTHONPATH may answer.
 _PROBE = r"""
-import importlib.metadata as metadata, importlib.util, json, os, sys
+import importlib.metadata as metadata, importlib.util, json, sys
 packages = {}
 for name, distribution in json.loads(sys.argv[1]).items():
     try:
@@ -36,16 +39,10 @@ for name, distribution in json.loads(sys.argv[1]).items():
     except Exception:
         spec = None
     folders = list(spec.submodule_search_locations or []) if spec else []
-    if not folders:
-        continue
-    found = next(iter(metadata.distributions(name=distribution)), None)
-    folder = getattr(found, "_path", None)
-    packages[name] = {
-        "location": os.path.realpath(folders[0]),
-        "version": found.version if found else None,
-        "record": str(folder) if folder and found.read_text("RECORD") else None,
-    }
-json.dump({"packages": packages, "version": sys.version_info[:3], "prefix": sys.prefix}, sys.stdout)
+    if folders:
+        found = next(iter(metadata.distributions(name=distribution)), None)
+        packages[name] = {"folder": folders[0], "version": found.version if found else None}
+print("\n" + json.dumps(packages))
 """
 
 
@@ -54,14 +51,19 @@ class Package(NamedTuple):
 
     name: str  # import name, e.g. "flashinfer"
     distribution: str  # name on the package index, e.g. "flashinfer-python"
-    version: str  # "unknown" where no metadata is installed beside the package
+    version: str  # UNKNOWN_VERSION where no metadata is installed beside the package
     location: str  # absolute path of the package folder, symlinks resolved
-    dist_info: Optional[str]  # its dist-info folder where that holds a RECORD, else None
+    root: str  # the folder that paths such as ``flashinfer/jit/comm.py`` are relative to, symlinks resolved
+    dist_info: Optional[str]  # its dist-info folder beside it where that holds a RECORD, else None
 
     @property
-    def root(self) -> str:
-        """The folder that paths such as ``flashinfer/jit/comm.py`` are relative to."""
-        return os.path.dirname(self.location)
+    def reinstall(self) -> str:
+        """What to do to have its files as released."""
+        return f"Reinstall it: pip install --force-reinstall --no-deps {self.distribution}=={self.version}"
+
+    def path(self, name: str) -> str:
+        """The absolute path of one of its files, e.g. ``flashinfer/jit/comm.py``."""
+        return os.path.join(self.location, *name.split("/")[1:])
 
 
 class Site(NamedTuple):
@@ -103,56 +105,65 @@ def _ask_interpreter(python: str, timeout: float) -> Site:
     if not os.path.isfile(python):
         raise InferenceError("python", f"{python} does not exist" if not os.path.exists(python) else f"{python} is not a file", expected)
     try:
-        answer = subprocess.run(
+        process = subprocess.Popen(
             [python, "-I", "-c", _PROBE, json.dumps(DISTRIBUTIONS)],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        raise InferenceError("python", f"{python} did not answer within {timeout:g} s", expected) from None
     except OSError as error:
         raise InferenceError("python", f"{python} cannot be run ({error.strerror})", expected) from None
     try:
-        found = json.loads(answer.stdout)["packages"]
-    except (ValueError, KeyError, TypeError):
-        last = (answer.stderr.strip() or answer.stdout.strip() or f"exit status {answer.returncode}").splitlines()[-1]
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        kill(process)
+        raise InferenceError("python", f"{python} did not answer within {timeout:g} s", expected) from None
+    lines = output.strip().splitlines()
+    try:
+        found = json.loads(lines[-1])  # what a .pth file or sitecustomize prints stands before it
+        packages = {name: _package(name, item["folder"], item["version"]) for name, item in found.items()}
+    except (LookupError, ValueError, TypeError, AttributeError):
+        last = (errors.strip().splitlines() or lines or [f"exit status {process.returncode}"])[-1]
         raise InferenceError("python", f"{python} did not answer as Python 3 does ({last})", expected) from None
-    label = f"python {python}"
-    return Site(label, {name: _package(name, item["version"], item["location"], item["record"]) for name, item in found.items()})
+    return Site(f"python {python}", packages)
 
 
 def _read_site_packages(site_packages: str) -> Site:
     if not os.path.isdir(site_packages):
         raise InferenceError("site_packages", f"{site_packages} is not a folder", "the path of a site-packages folder")
-    dist_infos: dict[str, list[str]] = {}
-    for entry in sorted(os.listdir(site_packages)):
-        if entry.endswith(".dist-info"):
-            dist_infos.setdefault(_normalised(entry.split("-")[0]), []).append(entry)
-    packages = {}
-    for name, distribution in DISTRIBUTIONS.items():
-        location = os.path.join(site_packages, name)
-        if not os.path.isdir(location):
-            continue
-        entries = dist_infos.get(_normalised(distribution), [])
-        if len(entries) > 1:
-            raise InferenceError(
-                "site_packages",
-                f"{site_packages} holds {' and '.join(entries)}",
-                f"one installed version of {distribution}",
-                "Remove the one that a broken upgrade left behind.",
-            )
-        folder = os.path.join(site_packages, entries[0]) if entries else None
-        version = entries[0][: -len(".dist-info")].split("-")[1] if entries else None
-        has_record = folder is not None and os.path.isfile(os.path.join(folder, "RECORD"))
-        packages[name] = _package(name, version, os.path.realpath(location), folder if has_record else None)
-    return Site(f"site_packages {site_packages}", packages)
+    folders = {name: os.path.join(site_packages, name) for name in DISTRIBUTIONS}
+    return Site(
+        f"site_packages {site_packages}",
+        {name: _package(name, folder, None) for name, folder in folders.items() if os.path.isdir(folder)},
+    )
 
 
-def _package(name: str, version: Optional[str], location: str, dist_info: Optional[str]) -> Package:
-    return Package(name, DISTRIBUTIONS[name], version or "unknown", location, dist_info)
+def _package(name: str, folder: str, version: Optional[str]) -> Package:
+    """The package in ``folder``; ``version`` counts where no metadata lies beside it, as with an editable install."""
+    distribution, root = DISTRIBUTIONS[name], os.path.realpath(os.path.dirname(folder))
+    try:
+        entries = [entry for entry in sorted(os.listdir(root)) if _is_dist_info(entry, distribution)]
+    except OSError as error:
+        raise InferenceError(root, f"cannot be read ({error.strerror})", "the folder that the server imports from") from None
+    if len(entries) > 1:
+        raise InferenceError(
+            root,
+            f"it holds {' and '.join(entries)}",
+            f"one installed version of {distribution}",
+            "Remove the one that a broken upgrade left behind.",
+        )
+    dist_info = os.path.join(root, entries[0]) if entries else None
+    if entries:
+        version = entries[0][: -len(".dist-info")].split("-")[1]
+    recorded = dist_info is not None and os.path.isfile(os.path.join(dist_info, "RECORD"))
+    return Package(name, distribution, version or UNKNOWN_VERSION, os.path.realpath(folder), root, dist_info if recorded else None)
+
+
+def _is_dist_info(entry: str, distribution: str) -> bool:
+    return entry.endswith(".dist-info") and entry.count("-") >= 2 and _normalised(entry.split("-")[0]) == _normalised(distribution)
 
 
 def _normalised(distribution: str) -> str:

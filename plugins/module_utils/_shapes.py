@@ -12,11 +12,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple, Optional, Protocol
 
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import KNOWN_CAPABILITIES
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import (
+    UNKNOWN,
     Capability,
     FunctionNode,
     Host,
@@ -64,6 +66,14 @@ class Shape(Protocol):
         """The compute capabilities whose answer an opening for ``capability`` may change, itself included."""
 
 
+def read(shape: Shape, source: Source) -> Optional[Reading]:
+    """``shape.read(source)``, worked out once for each source, as are its answers."""
+    if id(shape) not in source.readings:
+        reading = shape.read(source)
+        source.readings[id(shape)] = reading and reading._replace(answer=lru_cache(maxsize=None)(reading.answer))
+    return source.readings[id(shape)]  # type: ignore[return-value]
+
+
 class MajorList(NamedTuple):
     """A list of major versions that a function hands to ``call``: open where it has the host's major version."""
 
@@ -77,18 +87,21 @@ class MajorList(NamedTuple):
         if function is None:
             return None
         calls = [node for node in _inside(function) if isinstance(node, ast.Call) and _last_name(node.func) == self.call]
-        if len(calls) != 1:
-            raise ShapeError(function.lineno, f"{len(calls)} calls of {self.call} in {self.function}")
+        if not calls:
+            return None
+        if len(calls) > 1 or any(item.arg is None for item in calls[0].keywords):
+            raise ShapeError(calls[-1].lineno, f"{self.call} is called more than once, or with **, in {self.function}")
         given = next((item.value for item in calls[0].keywords if item.arg == self.keyword), None)
         majors = given or next(iter(calls[0].args), None)
         if majors is None:
             return Reading(calls[0].lineno, f"{self.call}() for every architecture", lambda host: True, _nothing)
 
         def answer(host: Host) -> Optional[bool]:
-            value = Scope(host, source.module).value(majors)
+            reached = [step.scope for step in steps(function, Scope(host, source.module)) if step.node is calls[0]]
+            value = reached[0].value(majors) if reached else UNKNOWN
             if value is None:
                 return True
-            if not isinstance(value, tuple) or not all(type(item) is int for item in value):
+            if not isinstance(value, tuple) or not all(isinstance(item, int) for item in value):
                 return None
             return not value or host.capability[0] in value
 
@@ -122,26 +135,31 @@ class Condition(NamedTuple):
             raise ShapeError(
                 function.lineno, f"no {f'condition before {self.before}' if self.before else 'return value'} in {self.function}"
             )
+        views = {id(condition): _Views() for condition in conditions}
+        for scope in every_host(source.module, self.assumed):
+            for step in steps(function, scope):
+                if id(_value(step.node)) in views:
+                    views[id(_value(step.node))][scope.host.capability] = step
+        asking = [node for node in conditions if depends_on_host(node, _scopes(views[id(node)]))]
+        shown = (asking or conditions)[-1]
 
         def answer(host: Host) -> Optional[bool]:
-            scope = Scope(host, source.module, self.assumed)
-            reached = {id(_value(step.node)) for step in steps(function, scope)}
-            truths = []
-            for condition in (node for node in conditions if id(node) in reached):
-                truth = scope.truth(condition)
-                if truth is None and unresolved_architecture(condition, scope):
+            reached = [(node, views[id(node)][host.capability]) for node in conditions if host.capability in views[id(node)]]
+            for node, step in reached:
+                if any(unresolved_architecture(part, step.scope) for part in (node, *step.undecided)):
                     return None
-                truths.append(truth)
-            return any(truth is not False for truth in truths)
+            shut = [node for node, step in reached if step.scope.truth(node) is False]
+            return len(shut) < len(reached) and not any(node in asking for node in shut)
 
         def open_for(capability: Capability) -> list[Edit]:
-            if len(conditions) > 1:
-                raise ShapeError(conditions[1].lineno, f"{len(conditions)} conditions in {self.function}")
+            reached = [(node, views[id(node)]) for node in asking if capability in views[id(node)]]
+            shut = [(node, view) for node, view in reached if view[capability].scope.truth(node) is False]
+            if len(shut) != 1:
+                raise ShapeError(shown.lineno, f"{len(shut)} conditions in {self.function} keep it closed")
             probe = _Probe(source, capability)
-            edits = _widen(source, conditions[0], _views(every_host(source.module, self.assumed)), capability, True, probe)
-            return [*edits, *probe.declarations]
+            return [*_widen(source, *shut[0], capability, True, probe), *probe.declarations]
 
-        return Reading(conditions[0].lineno, _one_line(source.segment(conditions[0])), answer, open_for)
+        return Reading(shown.lineno, _one_line(source.segment(shown)), answer, open_for)
 
     def _conditions(self, function: FunctionNode) -> list[ast.expr]:
         if not self.before:
@@ -195,35 +213,41 @@ class NoRaise(NamedTuple):
         function = _function(source, self.function)
         if function is None:
             return None
-
-        def raises(host: Host) -> list[Step]:
-            reached = steps(function, Scope(host, source.module, self.assumed))
-            return [step for step in reached if isinstance(step.node, ast.Raise)]
+        reached = {scope.host.capability: steps(function, scope) for scope in every_host(source.module, self.assumed)}
+        raises = {
+            capability: [step for step in taken if isinstance(step.node, (ast.Raise, ast.Assert))] for capability, taken in reached.items()
+        }
 
         def answer(host: Host) -> Optional[bool]:
-            for step in raises(host):
-                if not step.undecided:
-                    return False
-                if any(unresolved_architecture(test, step.scope) for test in step.undecided):
-                    return None
-            return True
+            raised = raises[host.capability]
+            if any(not step.undecided for step in raised):
+                return False
+            asked = any(unresolved_architecture(test, step.scope) for step in raised for test in step.undecided)
+            return None if asked or any(depends(step) for step in raised) else True
 
-        guard = next(
-            (step.inside[-1] for known in KNOWN_CAPABILITIES for step in raises(Host(known)) if step.inside and not step.undecided), None
-        )
+        def depends(raised: Step) -> bool:
+            """Whether the host has a say in reaching this raise, though it does not decide."""
+            doubts = [step.undecided for steps in raises.values() for step in steps if step.node is raised.node]
+            return len(doubts) < len(raises) or any(tests != raised.undecided for tests in doubts)
+
+        def guard(capability: Capability) -> Optional[ast.If]:
+            certain = [step for step in raises[capability] if not step.undecided]
+            return certain[0].inside[-1] if certain and certain[0].inside else None
 
         def open_for(capability: Capability) -> list[Edit]:
-            if guard is None:
+            shut = guard(capability)
+            if shut is None:
                 raise ShapeError(function.lineno, f"{self.function} raises without a condition")
+            views = {known: step for known, taken in reached.items() for step in taken if step.node is shut}
             probe = _Probe(source, capability, self.admits)
-            reached = [step for scope in every_host(source.module, self.assumed) for step in steps(function, scope)]
-            views = _views(step.scope for step in reached if step.node is guard)
-            edits = _widen(source, guard.test, views, capability, False, probe)
-            return [*edits, *probe.declarations, *(_statement_before(source, guard, self.first) if self.first else [])]
+            edits = _widen(source, shut.test, views, capability, not views[capability].scope.truth(shut.test), probe)
+            _refuse_unbound(function, shut, self.first, self.admits)
+            return [*edits, *probe.declarations, *(_statement_before(source, shut, self.first) if self.first else [])]
 
-        if guard is None:
+        shown = next(filter(None, map(guard, reversed(KNOWN_CAPABILITIES))), None)
+        if shown is None:
             return Reading(function.lineno, f"{self.function} has no architecture test", answer, open_for)
-        return Reading(guard.test.lineno, f"if {_one_line(source.segment(guard.test))}: raise", answer, open_for)
+        return Reading(shown.test.lineno, f"if {_one_line(source.segment(shown.test))}: raise", answer, open_for)
 
     def spreads(self, capability: Capability) -> set[Capability]:
         """Where something else than the capability is admitted, every capability that has no multicast."""
@@ -262,6 +286,8 @@ class MulticastQuery(NamedTuple):
         def open_for(capability: Capability) -> list[Edit]:
             probe = _Probe(source, capability)
             block = _query_block(function, calls[0])
+            _refuse_unbound(function, block[0], *self.otherwise, self.only_if)
+            _refuse_lost(function, block, self.otherwise)
             return _wrap(source, block, self.only_if or probe.refused(), self.otherwise)
 
         return Reading(calls[0].lineno, f"{self.call} must succeed", answer, open_for)
@@ -288,9 +314,10 @@ class _Probe:
         """The expression to add with ``or``; declared once at module level where ``beside`` is such a name, too."""
         if self._expression:
             return self._expression
-        if isinstance(beside, ast.Name) and beside.id in self._source.module:
-            return self._declared_like(beside)
-        return self._comparison("==")
+        value = self._source.module.get(beside.id) if isinstance(beside, ast.Name) else None
+        if isinstance(beside, ast.Name) and isinstance(value, ast.expr):
+            return self._declared_like(beside.id, value)
+        return self._comparison("==", beside)
 
     def refused(self) -> str:
         """The expression to add with ``and``, true on all that is not admitted."""
@@ -298,48 +325,51 @@ class _Probe:
             return self._expression[len("not ") :] if self._expression.startswith("not ") else f"not {self._expression}"
         return self._comparison("!=")
 
-    def _comparison(self, operator: str) -> str:
+    def _comparison(self, operator: str, beside: Optional[ast.expr] = None) -> str:
+        """Ask the way that ``beside`` does: get_platform() answers without a CUDA context, which PyTorch would create at import."""
+        for part in ast.walk(beside) if beside else ():
+            if isinstance(part, ast.Call) and _last_name(part.func) == "get_platform":
+                return f"{self._source.segment(part)}.device_sm {operator} {self._capability[0] * 10 + self._capability[1]}"
         imports = [node for node in self._source.tree.body if isinstance(node, ast.Import)]
         if not any(alias.name == "torch" and alias.asname is None for node in imports for alias in node.names):
             raise ShapeError(1, "no `import torch` in the file")
         return f"torch.cuda.get_device_capability() {operator} {self._capability}"
 
-    def _declared_like(self, sibling: ast.Name) -> str:
+    def _declared_like(self, sibling: str, value: ast.expr) -> str:
         """Declare a name beside ``sibling`` in the sibling's own words, so the GPU is asked once, at import."""
-        source, value = self._source, self._source.module[sibling.id]
-        host_parts = [
-            part
-            for part in (value.values if isinstance(value, ast.BoolOp) else [value])
-            if depends_on_host(part, every_host(source.module))
-        ]
-        name = re.sub(r"\d+", "{}{}".format(*self._capability), sibling.id)
-        taken = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(source.tree))
-        if len(host_parts) != 1 or name == sibling.id or taken:
-            raise ShapeError(
-                value.lineno, f"{sibling.id} = {_one_line(source.segment(value))}" + (f", and {name} is taken" if taken else "")
-            )
-        (start, end), (part_start, part_end) = source.span(value), source.span(host_parts[0])
-        text = source.text[start:part_start] + self._comparison("==") + source.text[part_end:end]
-        self.declarations = [Edit(end, end, f"{source.newline(value.lineno)}{name} = {text}")]
+        source, name = self._source, re.sub(r"\d+", "{}{}".format(*self._capability), sibling)
+        parts = value.values if isinstance(value, ast.BoolOp) else [value]
+        asking = [part for part in parts if depends_on_host(part, every_host(source.module))]
+        statement = next(node for node in source.tree.body if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is value)
+        taken = re.search(rf"\b{name}\b", source.text) is not None
+        plain = isinstance(statement, ast.Assign) and len(statement.targets) == 1 and source.fills_its_lines(statement)
+        if len(asking) != 1 or taken or not plain:
+            found = f"{_one_line(source.segment(statement))}"
+            raise ShapeError(statement.lineno, f"{found}, and {name} is taken" if taken else found)
+        (_start, end), (part_start, part_end) = source.span(statement), source.span(asking[0])
+        before = source.text[source.span(statement)[0] + len(sibling) : part_start]
+        text = name + before + self._comparison("==", asking[0]) + source.text[part_end:end]
+        here = source.line_end(statement.end_lineno or statement.lineno)
+        self.declarations = [Edit(here, here, f"{source.newline(statement.lineno)}{text}")]
         return name
 
 
-_Views = Mapping[Capability, Scope]  # what is known where a condition is evaluated, on each host
+_Views = dict[Capability, Step]  # where a condition is evaluated, on each host that comes there
 
 
-def _views(scopes: Iterable[Scope]) -> _Views:
-    return {scope.host.capability: scope for scope in scopes}
+def _scopes(views: _Views) -> list[Scope]:
+    return [step.scope for step in views.values()]
 
 
 def _widen(source: Source, node: ast.expr, views: _Views, capability: Capability, want: bool, probe: _Probe) -> list[Edit]:
     """The edits after which ``node``, now decided the other way at ``capability``, comes out as ``want`` where the probe holds."""
-    if views[capability].truth(node) is not (not want):
+    if views[capability].scope.truth(node) is not (not want):
         return []
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return _widen(source, node.operand, views, capability, not want, probe)
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) is not want:
         return [edit for operand in node.values for edit in _widen(source, operand, views, capability, want, probe)]
-    if not depends_on_host(node, views.values()):
+    if not depends_on_host(node, _scopes(views)):
         raise ShapeError(node.lineno, f"{_one_line(source.segment(node))} does not depend on the architecture")
     start, end = source.span(node)
     if isinstance(node, ast.BoolOp):
@@ -349,6 +379,8 @@ def _widen(source: Source, node: ast.expr, views: _Views, capability: Capability
 
 
 def _statement_before(source: Source, statement: ast.stmt, text: str) -> list[Edit]:
+    if not source.fills_its_lines(statement):
+        raise ShapeError(statement.lineno, "the check shares its line with another statement")
     start = source.line_start(statement.lineno)
     return [Edit(start, start, f"{source.indentation(statement.lineno)}{text}{source.newline(statement.lineno)}")]
 
@@ -383,7 +415,7 @@ def _mentions(statement: ast.stmt) -> set[str]:
 def _wrap(source: Source, block: list[ast.stmt], condition: str, otherwise: tuple[str, ...]) -> list[Edit]:
     """Put ``block`` under ``if condition:``, with the statements ``otherwise`` before it."""
     whole = source.text[source.span(block[0])[0] : source.span(block[-1])[1]]
-    if re.search(r"\\[\r\n]|\"{3}|'{3}", whole):
+    if re.search(r"\\[\r\n]|\"{3}|'{3}", whole) or not all(source.fills_its_lines(statement) for statement in block):
         raise ShapeError(block[0].lineno, "lines of the multicast query that cannot be indented")
     first, last = block[0].lineno, block[-1].end_lineno or block[-1].lineno
     indentation, newline = source.indentation(first), source.newline(first)
@@ -394,6 +426,48 @@ def _wrap(source: Source, block: list[ast.stmt], condition: str, otherwise: tupl
     ]
     head = "".join(f"{indentation}{text}{newline}" for text in (*otherwise, f"if {condition}:"))
     return [Edit(source.line_start(first), source.line_start(first), f"{head}    "), *edits]
+
+
+def _refuse_unbound(function: FunctionNode, statement: ast.stmt, *texts: str) -> None:
+    """Raise ShapeError if code that is to stand before ``statement`` uses a name that has no value there."""
+    bound = _bound_before(function, statement)
+    for node in ast.walk(ast.parse("\n".join(texts))):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in bound:
+            raise ShapeError(statement.lineno, f"{node.id} has no value in {function.name} before this line")
+
+
+def _refuse_lost(function: FunctionNode, block: list[ast.stmt], otherwise: tuple[str, ...]) -> None:
+    """Raise ShapeError if something that only ``block`` sets is used where ``block`` may be left out."""
+    inside = {id(node) for statement in block for node in ast.walk(statement)}
+    own = _stored(block)
+    given = _stored(ast.parse("\n".join(otherwise)).body) | _bound_before(function, block[0])
+    lost = {name for name in own - given if name.split(".", 1)[0] not in own or "." not in name}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id in lost and id(node) not in inside and node.lineno > block[0].lineno:
+            raise ShapeError(node.lineno, f"{node.id} is used outside the multicast query that sets it")
+    for name in sorted(lost):
+        if "." in name:
+            raise ShapeError(block[0].lineno, f"the multicast query sets {name}")
+
+
+def _bound_before(function: FunctionNode, statement: ast.stmt) -> set[str]:
+    """Names that certainly have a value before ``statement``: parameters, and what plain statements on the way there set."""
+    arguments = function.args
+    names = {item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    body: list[ast.stmt] = function.body
+    while body:
+        around = next(item for item in body if statement in ast.walk(item))
+        names |= _stored([item for item in body[: body.index(around)] if isinstance(item, (ast.Assign, ast.AnnAssign, ast.AugAssign))])
+        names |= _stored([around.target]) if isinstance(around, (ast.For, ast.AsyncFor)) else set()
+        bodies = [getattr(around, field, []) for field in ("body", "orelse", "finalbody")] if around is not statement else []
+        body = next((inner for inner in bodies if any(statement in ast.walk(item) for item in inner)), [])
+    return names
+
+
+def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+    """Names and dotted names that are assigned to in ``nodes``."""
+    parts = [part for node in nodes for part in ast.walk(node) if isinstance(part, (ast.Name, ast.Attribute))]
+    return {dotted_name(part) for part in parts if isinstance(part.ctx, ast.Store)} - {""}
 
 
 def _function(source: Source, name: str) -> Optional[FunctionNode]:

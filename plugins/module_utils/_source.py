@@ -13,10 +13,12 @@ import codecs
 import io
 import re
 import tokenize
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import NamedTuple, Union
 
-from ansible_collections.blackwell.inference.plugins.module_utils._predicate import FunctionNode
+from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Binding, FunctionNode, bound_name
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
 
@@ -45,14 +47,19 @@ class Source:
         self._encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0].replace("utf-8-sig", "utf-8")
         try:
             self.text = raw[len(self._bom) :].decode(self._encoding)
-        except UnicodeDecodeError as error:
-            raise SyntaxError(f"not {self._encoding}: {error.reason} at byte {error.start}") from None
+            if self.edited([]) != raw:
+                raise SyntaxError(f"{self._encoding} does not lead back to the same bytes")
+        except (UnicodeError, LookupError) as error:
+            raise SyntaxError(f"not {self._encoding}: {error}") from None
         try:
-            self.tree = ast.parse(self.text)
-        except ValueError as error:  # a null byte, before Python 3.12
-            raise SyntaxError(str(error)) from None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # upstream's invalid escapes are none of ours
+                self.tree = ast.parse(self.text)
+        except (ValueError, RecursionError, MemoryError) as error:  # a null byte, before Python 3.12; nested beyond measure
+            raise SyntaxError(str(error) or "nested too deeply") from None
         self._starts = [match.start() for match in _LINE.finditer(self.text)]
-        self.module = _module_assignments(self.tree)
+        self.module = _bindings(self.tree)
+        self.readings: dict[int, object] = {}  # what shapes have read in it
 
     def offset(self, line: int, column: int) -> int:
         """The character offset of ``line`` (from 1) and ``column`` (in UTF-8 bytes, from 0), as syntax nodes count."""
@@ -76,6 +83,18 @@ class Source:
         """The character offset at which ``line`` (from 1) starts."""
         return self._starts[line - 1]
 
+    def line_end(self, line: int) -> int:
+        """The character offset at which ``line`` (from 1) ends, before its line ending."""
+        match = _LINE.match(self.text, self._starts[line - 1])
+        return self._starts[line - 1] + (len(match.group().rstrip("\r\n")) if match else 0)
+
+    def fills_its_lines(self, statement: ast.stmt) -> bool:
+        """Whether nothing but white space stands before ``statement`` on its first line, and a comment at most after its last."""
+        start, end = self.span(statement)
+        before = self.text[self.line_start(statement.lineno) : start]
+        after = self.text[end : self.line_end(statement.end_lineno or statement.lineno)].strip()
+        return not before.strip() and (not after or after.startswith("#"))
+
     def indentation(self, line: int) -> str:
         """The white space that ``line`` (from 1) starts with."""
         start = self._starts[line - 1]
@@ -90,7 +109,8 @@ class Source:
     def edited(self, edits: Iterable[Edit]) -> bytes:
         """The bytes of the file after ``edits``, which must not overlap."""
         text, tail = [], len(self.text)
-        for edit in sorted(edits, reverse=True):
+        in_order = sorted(edits, key=lambda edit: (edit.start, edit.end))  # those at one place as they were given
+        for edit in in_order[::-1]:
             if edit.end > tail:
                 raise ValueError(f"edits overlap at offset {edit.start}")
             text.append(self.text[edit.end : tail])
@@ -101,27 +121,47 @@ class Source:
 
     def functions(self, name: str) -> list[FunctionNode]:
         """Every function or method that is called ``name``; ``Class.method`` narrows it to one class."""
-        *owner, function = name.split(".")
-        inside = (
-            [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef) and node.name == owner[0]] if owner else [self.tree]
-        )
-        return [
-            node
-            for parent in inside
-            for node in ast.walk(parent)
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function
-        ]
+        return self._functions.get(name, [])
+
+    @cached_property
+    def _functions(self) -> dict[str, list[FunctionNode]]:
+        found: dict[str, list[FunctionNode]] = {}
+        for parent in ast.walk(self.tree):
+            if isinstance(parent, (ast.Module, ast.ClassDef)):
+                owner = f"{parent.name}." if isinstance(parent, ast.ClassDef) else ""
+                for node in ast.walk(parent):
+                    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        found.setdefault(owner + node.name, []).append(node)
+        return found
 
 
-def _module_assignments(tree: ast.Module) -> dict[str, ast.expr]:
-    """Names that the module assigns exactly once at its top level, with what it assigns."""
-    found: dict[str, ast.expr] = {}
-    assigned_twice = set()
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    if target.id in found:
-                        assigned_twice.add(target.id)
-                    found[target.id] = statement.value
-    return {name: value for name, value in found.items() if name not in assigned_twice}
+def _bindings(tree: ast.Module) -> dict[str, Binding]:
+    """What the module binds each of its names to; None where it binds one twice, or in a way that is not seen through."""
+    found: dict[str, Binding] = {}
+    for name, binding in _bound(tree.body, True):
+        known = found.setdefault(name, binding)
+        same_import = isinstance(known, ast.alias) and isinstance(binding, ast.alias) and known.name == binding.name
+        if known is not binding and not same_import:
+            found[name] = None
+    return found
+
+
+def _bound(nodes: Iterable[ast.AST], certain: bool) -> Iterator[tuple[str, Binding]]:
+    """Every name that ``nodes`` bind at module level, as often as they do; with what, where that is ``certain``."""
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name, node if certain and not isinstance(node, ast.ClassDef) else None
+            yield from ((name, None) for part in ast.walk(node) if isinstance(part, ast.Global) for name in part.names)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from ((bound_name(alias), alias) for alias in node.names)
+        elif certain and isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((target.id, node.value) for target in targets if isinstance(target, ast.Name))
+            yield from _bound([node.value, *(target for target in targets if not isinstance(target, ast.Name))], False)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id, None
+        elif isinstance(node, ast.Attribute) or (isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)):
+            inner = node.value  # X[0] = 1; X.append(1)
+            yield from [(inner.id, None)] if isinstance(inner, ast.Name) else _bound([inner], False)
+        else:
+            yield from _bound(ast.iter_child_nodes(node), False)

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
-from ansible_collections.blackwell.inference.plugins.module_utils._jit_cache_holders import describe
+from ansible_collections.blackwell.inference.plugins.module_utils._processes import describe, others
 
 # Ranks are spawned, and have imported what they need, well before a model's weights are loaded.
 SETTLED_AFTER_SECONDS = 120
@@ -17,7 +17,7 @@ SETTLED_AFTER_SECONDS = 120
 
 def refuse_starting_server(root: str) -> None:
     """Raise InferenceError while a server that imports from ``root`` (a site-packages folder) is starting."""
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+    for pid in others():
         age = _age(pid) if _serves_from(pid, root) else SETTLED_AFTER_SECONDS
         if age < SETTLED_AFTER_SECONDS:
             raise InferenceError(
@@ -32,7 +32,7 @@ def _serves_from(pid: int, root: str) -> bool:
     """Whether the process is an sglang server of the venv around ``root``, by its interpreter or by the libraries it has loaded."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if not any(b"sglang" in word for word in words):
+        if not any(os.path.basename(word).startswith(b"sglang") for word in words):  # the venv may lie below a folder of that name
             return False
         venv = os.path.dirname(os.path.dirname(os.path.dirname(root)))
         if words[0].startswith(os.path.join(venv, "bin", "").encode()):

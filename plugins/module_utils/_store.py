@@ -6,7 +6,8 @@
 Everything lies in one folder (root, 0750)::
 
     lock                     held while gates are opened or restored
-    ledgers/<site>.json      what was edited below one site-packages folder; for people, too
+    ledgers/<site>.json      what was edited below one site-packages folder; for people, too. Its name ends in a checksum
+                             of the folder's path, so that no two folders share one
     pristine/<sha256>        the bytes of every edited file as it was before
     gates.sha256             the edited files as they must be, for `sha256sum --check` before the server starts
 
@@ -30,8 +31,10 @@ from typing import NamedTuple, Optional
 
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import Package
+from ansible_collections.blackwell.inference.plugins.module_utils._transaction import flush_folder
 
 SCHEMA_VERSION = 1
+_UNFINISHED = ".new"
 
 
 class Entry(NamedTuple):
@@ -40,10 +43,14 @@ class Entry(NamedTuple):
     package: str  # import name
     version: str  # of the package when the file was edited
     gates: tuple[str, ...]  # gate ids that are open in it through this collection
+    capabilities: tuple[str, ...]  # that they were opened for, e.g. "12.0"
     sha256_before: str  # of the pristine bytes
     sha256_after: str  # of the edited bytes
     opened_at: str  # UTC, ISO 8601
     collection_version: str
+
+
+Ledgers = Mapping[str, Mapping[str, Entry]]  # entries by path relative to a site-packages folder, by that folder
 
 
 class Store:
@@ -61,28 +68,28 @@ class Store:
         path = self._ledger_path(root)
         try:
             with open(path, encoding="utf-8") as file:
-                content = json.load(file)
-        except FileNotFoundError:
+                return _entries(json.load(file))
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
             raise InferenceError(path, f"cannot be read ({error.strerror})", "the ledger of this collection", "Run as its owner.") from None
+        except _NoLedger as error:
+            found = str(error)
         except ValueError:
-            content = None
-        version = content.get("schema_version") if isinstance(content, dict) else None
-        if version != SCHEMA_VERSION:
-            raise InferenceError(
-                path,
-                f"its schema_version is {version}" if version else "it is not a ledger",
-                f"schema_version {SCHEMA_VERSION}",
-                "Use the collection version that wrote it, or move it away: RECORD and the pristine bytes beside it are enough to restore.",
-            )
-        return {name: Entry(**{**item, "gates": tuple(item["gates"])}) for name, item in content["files"].items()}
+            found = "it is not a ledger"
+        raise InferenceError(
+            path,
+            found,
+            f"schema_version {SCHEMA_VERSION}",
+            "Use the collection version that wrote it, or move it away: RECORD and the pristine bytes beside it are enough to restore.",
+        )
 
     def write_ledger(self, root: str, entries: Mapping[str, Entry]) -> None:
         """Replace the ledger of ``root``; without entries it is removed."""
         path = self._ledger_path(root)
         if not entries:
-            _remove(path)
+            with _clear(path):
+                _remove(path)
             return
         content = {
             "schema_version": SCHEMA_VERSION,
@@ -105,42 +112,74 @@ class Store:
         if self.pristine(checksum(content)) is None:
             self._write(os.path.join(self.folder, "pristine", checksum(content)), content)
 
-    def tidy(self) -> None:
-        """Rewrite the checksum list from all ledgers, and drop pristine bytes that none of them names."""
-        needed, lines = set(), []
-        folder = os.path.join(self.folder, "ledgers")
-        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-            if not name.endswith(".json"):
-                continue
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                content = json.load(file)
-            for path, item in content["files"].items():
-                needed.add(item["sha256_before"])
-                lines.append(f"{item['sha256_after']}  {os.path.join(content['site_packages'], path)}\n")
-        checksums = os.path.join(self.folder, "gates.sha256")
+    def is_settled(self) -> bool:
+        """Whether the checksum list fits the ledgers, and nothing is left of a run that was killed."""
+        lines, _needed, unfinished = self._contents({})
+        try:
+            with open(self._checksums, "rb") as file:
+                return file.read() == lines and not unfinished
+        except OSError:
+            return not lines and not unfinished
+
+    def settle(self, ledgers: Ledgers, instead_of: Ledgers) -> None:
+        """Put ``ledgers`` in place, and let everything else in the folder follow.
+
+        Pristine bytes that only those that they stand ``instead_of`` named are dropped. Others stay: if a ledger was
+        lost, they are what a restore has.
+        """
+        named = {entry.sha256_before for entries in instead_of.values() for entry in entries.values()}
+        lines, needed, unfinished = self._contents(ledgers)
+        with _clear(self.folder):
+            for path in [*unfinished, *(os.path.join(self.folder, "pristine", sha256) for sha256 in sorted(named - needed))]:
+                _remove(path)
+        for root, entries in ledgers.items():
+            self.write_ledger(root, entries)
         if lines:
-            self._write(checksums, "".join(lines).encode())
+            self._write(self._checksums, lines)
         else:
-            _remove(checksums)
-        folder = os.path.join(self.folder, "pristine")
-        for name in os.listdir(folder) if os.path.isdir(folder) else []:
-            if name not in needed:
-                _remove(os.path.join(folder, name))
+            with _clear(self._checksums):
+                _remove(self._checksums)
+
+    def _contents(self, ledgers: Ledgers) -> tuple[bytes, set[str], list[str]]:
+        """With ``ledgers`` in place: the checksum list, the pristine bytes that are named, and files that were not finished."""
+        found = {self._ledger_path(root): (root, dict(entries)) for root, entries in ledgers.items()}
+        unfinished: list[str] = []
+        for folder, _folders, names in os.walk(self.folder):
+            for path in (os.path.join(folder, name) for name in names):
+                if path.endswith(_UNFINISHED):
+                    unfinished.append(path)
+                elif os.path.basename(folder) == "ledgers" and path not in found:
+                    with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+                        content = json.load(file)
+                        found[path] = (content["site_packages"], _entries(content))
+        entries = [(root, name, entry) for _path, (root, named) in sorted(found.items()) for name, entry in named.items()]
+        lines = [b"%s  %s\n" % (entry.sha256_after.encode(), os.fsencode(os.path.join(root, name))) for root, name, entry in entries]
+        return b"".join(lines), {entry.sha256_before for _root, _name, entry in entries}, unfinished
+
+    @property
+    def _checksums(self) -> str:
+        return os.path.join(self.folder, "gates.sha256")
+
+    def refuse_unwritable(self) -> None:
+        """Raise InferenceError if nothing can be written here, without writing anything."""
+        folder = os.path.abspath(self.folder)
+        while not os.path.lexists(folder):
+            folder = os.path.dirname(folder)
+        with _clear(self.folder):
+            if not os.path.isdir(folder):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     @contextmanager
     def lock(self, timeout: float) -> Iterator[None]:
         """Hold the folder alone, waiting up to ``timeout`` seconds for another run to end."""
         self._make(self.folder)
-        path = os.path.join(self.folder, "lock")
-        with _clear(path), open(path, "a", encoding="utf-8") as file:
-            deadline = time.monotonic() + timeout
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if error.errno not in (errno.EAGAIN, errno.EACCES):
-                        raise
+        path, deadline = os.path.join(self.folder, "lock"), time.monotonic() + timeout
+        with _clear(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        try:
+            while not _locked(descriptor, path):
                 if time.monotonic() >= deadline:
                     raise InferenceError(
                         "state_dir",
@@ -150,17 +189,22 @@ class Store:
                     )
                 time.sleep(0.1)
             yield
+        finally:
+            os.close(descriptor)
 
     def _ledger_path(self, root: str) -> str:
-        return os.path.join(self.folder, "ledgers", f"{re.sub(r'[^A-Za-z0-9._]+', '-', root).strip('-')}.json")
+        name = f"{re.sub(r'[^A-Za-z0-9._]+', '-', root).strip('-')[-100:]}-{checksum(os.fsencode(root))[:8]}.json"
+        return os.path.join(self.folder, "ledgers", name)
 
     def _make(self, folder: str) -> None:
+        """Make the state folder and ``folder``, which is it or one in it."""
         with _clear(folder):
-            os.makedirs(folder, mode=0o750, exist_ok=True)
+            for path in (self.folder, folder):  # `mode` is only that of the last one
+                os.makedirs(path, mode=0o750, exist_ok=True)
 
     def _write(self, path: str, content: bytes) -> None:
         self._make(os.path.dirname(path))
-        temporary = f"{path}.new"
+        temporary = path + _UNFINISHED
         with _clear(path):
             try:
                 with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640), "wb") as file:
@@ -168,9 +212,42 @@ class Store:
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(temporary, path)
+                flush_folder(os.path.dirname(path))
             except OSError:
-                _remove(temporary)
+                with suppress(OSError):
+                    _remove(temporary)
                 raise
+
+
+class _NoLedger(ValueError):
+    """A ledger file that cannot be used; the message says what it is instead."""
+
+
+def _entries(content: object) -> dict[str, Entry]:
+    """The entries in the content of a ledger file. Raises ValueError."""
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or version != SCHEMA_VERSION:
+        raise _NoLedger(f"its schema_version is {version}" if version else "it is not a ledger")
+    try:
+        os.fsencode(content["site_packages"])
+        entries = {
+            name: Entry(**{**item, "gates": tuple(item["gates"]), "capabilities": tuple(item["capabilities"])})
+            for name, item in content["files"].items()
+        }
+    except (LookupError, TypeError, AttributeError):
+        raise _NoLedger("it is damaged") from None
+    if any(not isinstance(part, (str, tuple)) for entry in entries.values() for part in entry):
+        raise _NoLedger("it is damaged")
+    return entries
+
+
+def _locked(descriptor: int, path: str) -> bool:
+    with _clear(path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 @contextmanager
@@ -201,10 +278,14 @@ def recorded_checksums(package: Package, files: set[str]) -> dict[str, str]:
     """
     if package.dist_info is None:
         return {}
-    found = {}
-    with open(os.path.join(package.dist_info, "RECORD"), encoding="utf-8", newline="") as file:
-        for row in csv.reader(file):
-            if len(row) >= 2 and row[0] in files and row[1].startswith("sha256="):
-                digest = row[1][len("sha256=") :]
-                found[row[0]] = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+    path, found = os.path.join(package.dist_info, "RECORD"), {}
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            for row in csv.reader(file):
+                if len(row) >= 2 and row[0] in files and row[1].startswith("sha256="):
+                    digest = row[1][len("sha256=") :]
+                    found[row[0]] = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+    except (OSError, ValueError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise InferenceError(path, f"cannot be read ({reason})", "the RECORD that pip wrote", package.reinstall) from None
     return found

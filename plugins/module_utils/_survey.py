@@ -5,22 +5,27 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from copy import copy
+from functools import lru_cache
 from typing import NamedTuple, Optional
 
 from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import BY_ID, GATES, NEWEST_TESTED, Gate, Place, Uses
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
-from ansible_collections.blackwell.inference.plugins.module_utils._packages import Package, Site
+from ansible_collections.blackwell.inference.plugins.module_utils._packages import UNKNOWN_VERSION, Package, Site
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, Host
-from ansible_collections.blackwell.inference.plugins.module_utils._shapes import Reading, ShapeError
+from ansible_collections.blackwell.inference.plugins.module_utils._shapes import Reading, ShapeError, read
 from ansible_collections.blackwell.inference.plugins.module_utils._source import Source
 from ansible_collections.blackwell.inference.plugins.module_utils._store import Entry, Store, checksum, recorded_checksums
 
 VERDICTS = ("open", "opened", "closed", "absent", "not_admitted", "unknown", "conflict")
 _FUSION_FILES = {place.file for gate in GATES for place in gate.places} | {use.file for gate in GATES for use in gate.path}
+
+
+_source = lru_cache(maxsize=64)(Source)  # a run looks at the same bytes several times
 
 
 class InstalledFile:
@@ -37,7 +42,6 @@ class InstalledFile:
     def __init__(self, path: str, name: str, content: bytes, recorded: Optional[str], entry: Optional[Entry]) -> None:
         self.path, self.name, self.content, self.recorded, self.entry = path, name, content, recorded, entry
         self.sha256 = checksum(content)
-        self._source: Optional[Source] = None
 
     @property
     def ours(self) -> bool:
@@ -45,20 +49,28 @@ class InstalledFile:
         return self.entry is not None and self.sha256 == self.entry.sha256_after
 
     @property
+    def as_released(self) -> bool:
+        """Whether it holds its pristine bytes; where nobody knows their checksum, it is taken for them."""
+        return self.sha256 in (self.pristine_checksums or [self.sha256])
+
+    @property
     def foreign(self) -> bool:
-        """Whether somebody else edited it: RECORD says so, or, without RECORD, it is neither what was found nor what was written."""
-        pristine = self.recorded or (self.entry.sha256_before if self.entry else self.sha256)
-        return not self.ours and self.sha256 != pristine
+        """Whether somebody else edited it."""
+        return not self.ours and not self.as_released
+
+    @property
+    def pristine_checksums(self) -> list[str]:
+        """Checksums of the bytes that count as its pristine ones: those that it was edited from, and those of RECORD."""
+        known = ([self.entry.sha256_before] if self.entry else []) + ([self.recorded] if self.recorded else [])
+        return list(dict.fromkeys(known))
 
     @property
     def source(self) -> Source:
         """Its Python source. Raises ShapeError where it is none."""
-        if self._source is None:
-            try:
-                self._source = Source(self.content)
-            except SyntaxError as error:
-                raise ShapeError(error.lineno or 1, f"no Python source ({error.msg})") from None
-        return self._source
+        try:
+            return _source(self.content)
+        except SyntaxError as error:
+            raise ShapeError(error.lineno or 1, f"no Python source ({error.msg})") from None
 
     @property
     def shown(self) -> str:
@@ -80,15 +92,17 @@ class Installation:
     """
 
     def __init__(self, site: Site, store: Store, names: Iterable[str]) -> None:
-        site.require(*names)
+        self._names = sorted(set(names))
+        site.require(*self._names)
         self.site, self.store = site, store
-        self._recorded = {name: recorded_checksums(site.packages[name], _FUSION_FILES) for name in names}
-        self.ledgers = {root: store.ledger(root) for root in {site.packages[name].root for name in names}}
+        found = [site.packages[name] for name in sorted({gate.package for gate in GATES} & site.packages.keys())]
+        self._recorded = {package.name: recorded_checksums(package, _FUSION_FILES) for package in found}
+        self.ledgers = {package.root: store.ledger(package.root) for package in found}
         self._files: dict[str, Optional[InstalledFile]] = {}
 
     def packages(self) -> list[Package]:
         """The packages that are looked at, in order of name."""
-        return [self.site.packages[name] for name in sorted(self._recorded)]
+        return [self.site.packages[name] for name in self._names]
 
     def package(self, name: str) -> Package:
         """The package with this import name."""
@@ -98,7 +112,7 @@ class Installation:
         """The file with this path relative to its package's root; None where the package has no such file."""
         if name not in self._files:
             package = self.site.packages.get(name.split("/", 1)[0])
-            path = os.path.join(package.root, name) if package else ""
+            path = package.path(name) if package else ""
             if package is None or not os.path.isfile(path):
                 self._files[name] = None
             else:
@@ -118,15 +132,31 @@ class Installation:
         return [file for file in map(self.file, names) if file is not None]
 
     def holding(self, files: Iterable[InstalledFile]) -> Installation:
-        """The same installation with ``files`` in place of those of the same name."""
+        """The same installation with ``files`` in place of those of the same names."""
         other = copy(self)
         other._files = {**self._files, **{file.name: file for file in files}}
         return other
 
     def uses(self, use: Uses) -> bool:
-        """Whether the call is made in that file."""
+        """Whether the code in that file takes what is called in hand; an import or a type annotation alone does not."""
         file = self.file(use.file)
-        return file is not None and re.search(rb"\b%s\s*\(" % use.call.encode(), file.content) is not None
+        try:
+            nodes = list(_run_time_nodes(file.source.tree)) if file else []
+        except ShapeError:  # no source: what it calls cannot be told
+            return True
+        aliases = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+        names = {use.call, *(alias.asname for alias in aliases if alias.asname and alias.name == use.call)}
+        return any(getattr(node, "attr", getattr(node, "id", None)) in names for node in nodes)
+
+
+def _run_time_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """``node`` and everything in it but type annotations."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field not in ("annotation", "returns"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _run_time_nodes(child)
 
 
 class Finding(NamedTuple):
@@ -166,26 +196,29 @@ def _find(installation: Installation, capabilities: tuple[Capability, ...], gate
         return Finding(gate, version, None, None, "", "absent", f"gone after {gate.package} {gate.until}")
     if unused is not None:
         return Finding(gate, version, None, None, "", "absent", f"not on the path here: {unused.file} does not call {unused.call}")
+    nearest = next((place for place in gate.places if installation.file(place.file)), gate.places[0])
     try:
-        place, file, reading = locate_gate(installation, gate)
+        located = locate_gate(installation, gate)
     except ShapeError as error:
-        if _order(version) < _order(gate.since):
-            return Finding(gate, version, None, None, "", "absent", f"since {gate.package} {gate.since}")
-        nearest = next((place for place in gate.places if installation.file(place.file)), gate.places[0])
         return Finding(gate, version, nearest, error.line, error.found, "unknown", _unknown(gate, version))
+    if located is None and version != UNKNOWN_VERSION and _order(version) < _order(gate.since):
+        return Finding(gate, version, None, None, "", "absent", f"since {gate.package} {gate.since}")
+    if located is None:
+        found = f"no such construct in {' or '.join(sorted({place.file for place in gate.places}))}"
+        return Finding(gate, version, nearest, 1, found, "unknown", _unknown(gate, version))
+    place, file, reading = located
     verdict, reason = _judge(gate, reading, capabilities, file, version)
     return Finding(gate, version, place, reading.line, reading.expression, verdict, reason)
 
 
-def locate_gate(installation: Installation, gate: Gate) -> tuple[Place, InstalledFile, Reading]:
-    """Where ``gate`` stands in this release. Raises ShapeError where none of its places fits."""
+def locate_gate(installation: Installation, gate: Gate) -> Optional[tuple[Place, InstalledFile, Reading]]:
+    """Where ``gate`` stands in this release; None where none of its places has it. Raises ShapeError where one cannot be read."""
     for place in gate.places:
         file = installation.file(place.file)
-        reading = place.shape.read(file.source) if file else None
+        reading = read(place.shape, file.source) if file else None
         if file is not None and reading is not None:
             return place, file, reading
-    files = " or ".join(sorted({place.file for place in gate.places}))
-    raise ShapeError(1, f"no such construct in {files}")
+    return None
 
 
 def _judge(gate: Gate, reading: Reading, capabilities: tuple[Capability, ...], file: InstalledFile, version: str) -> tuple[str, str]:
@@ -223,7 +256,10 @@ def _order(version: str) -> tuple[tuple[int, ...], int]:
     """A sortable form of a release number such as 0.6.16.post4; local parts (+cu130) do not count."""
     numbers = re.match(r"\d+(?:\.\d+)*", version)
     post = re.search(r"\.post(\d+)", version)
-    return tuple(int(part) for part in numbers.group().split(".")) if numbers else (), int(post.group(1)) if post else 0
+    parts = [int(part) for part in numbers.group().split(".")] if numbers else []
+    while parts and parts[-1] == 0:  # 0.6 is 0.6.0
+        parts.pop()
+    return tuple(parts), int(post.group(1)) if post else 0
 
 
 def spelled(capabilities: Iterable[Capability]) -> str:
@@ -244,9 +280,10 @@ def half_open(findings: Iterable[Finding]) -> list[str]:
 
 def report(installation: Optional[Installation], capabilities: Iterable[Capability], findings: list[Finding]) -> dict[str, object]:
     """The findings as the modules return them, packages and counts included."""
-    counts = dict.fromkeys(VERDICTS, 0)
+    capabilities, counts = tuple(capabilities), dict.fromkeys(VERDICTS, 0)
     for finding in findings:
         counts[finding.verdict] += 1
+    lacking = [finding for finding in findings if finding.verdict in ("closed", "unknown", "conflict")]
     return {
         "compute_capabilities": [spelled([capability]) for capability in capabilities],
         "packages": {
@@ -259,6 +296,6 @@ def report(installation: Optional[Installation], capabilities: Iterable[Capabili
         },
         "gates": [finding.row() for finding in findings],
         "summary": counts,
-        "complete": not (counts["closed"] or counts["unknown"] or counts["conflict"]),
+        "complete": not any(set(capabilities) & set(finding.gate.admits) for finding in lacking),
         "half_open": half_open(findings),
     }

@@ -44,8 +44,8 @@ def replace_all(replacements: Iterable[Replacement], pycache_prefix: str = "", b
         InferenceError: A file may not be written, changed in the meantime, or the disk is full. Nothing has changed then.
     """
     planned = [(item, _target(item)) for item in replacements]
-    for item, target in planned:
-        _refuse_unwritable(item, target)
+    for _item, target in planned:
+        _refuse_unwritable(target)
     written: list[tuple[str, str]] = []
     try:
         for item, target in planned:
@@ -55,11 +55,12 @@ def replace_all(replacements: Iterable[Replacement], pycache_prefix: str = "", b
             written.append((temporary, target))
             _write_like(target, temporary, item.after)
         for item, target in planned:
-            _remove_compiled(target, pycache_prefix)
             with open(target, "rb") as file:
                 if file.read() != item.before:
                     raise InferenceError(target, "it changed during this run", "no other writer", "See who writes it, and run again.")
         before_first()
+        for item, target in planned:
+            _remove_compiled(item, target, pycache_prefix)
         _rename_all(planned)
     except OSError as error:
         name = written[-1][1] if written else "the files"
@@ -68,8 +69,20 @@ def replace_all(replacements: Iterable[Replacement], pycache_prefix: str = "", b
         ) from None
     finally:
         for temporary, _target_path in written:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 os.remove(temporary)
+
+
+def refuse_irreplaceable(replacements: Iterable[Replacement]) -> None:
+    """Raise InferenceError if one of the files may not be replaced, without writing anything."""
+    for item in replacements:
+        _refuse_unwritable(_target(item))
+
+
+def leftovers(path: str) -> list[str]:
+    """The temporary files that a run left beside ``path`` when it was killed."""
+    beside = {_temporary(path), _temporary(os.path.realpath(path))}
+    return sorted(temporary for temporary in beside if os.path.lexists(temporary))
 
 
 def _rename_all(planned: list[tuple[Replacement, str]]) -> None:
@@ -78,11 +91,19 @@ def _rename_all(planned: list[tuple[Replacement, str]]) -> None:
         for item, target in planned:
             os.replace(_temporary(target), target)
             done.append((item, target))
-            _flush_folder(os.path.dirname(target))
+            flush_folder(os.path.dirname(target))
     except OSError:
         for item, target in reversed(done):
-            _write_like(target, _temporary(target), item.before)
-            os.replace(_temporary(target), target)
+            try:
+                _write_like(target, _temporary(target), item.before)
+                os.replace(_temporary(target), target)
+            except OSError as error:
+                raise InferenceError(
+                    target,
+                    f"it was replaced, the next file was not, and it cannot be put back ({error.strerror})",
+                    "a writable folder with free space",
+                    "Make room, and run with state=restored.",
+                ) from None
         raise
 
 
@@ -97,14 +118,13 @@ def _target(item: Replacement) -> str:
     return resolved if inside else os.path.join(folder, os.path.basename(item.path))
 
 
-def _refuse_unwritable(item: Replacement, target: str) -> None:
+def _refuse_unwritable(target: str) -> None:
     expected = "a file that this run may replace"
-    mode = os.stat(target).st_mode
-    if not mode & stat.S_IWUSR:
-        raise InferenceError(
-            target, f"it is read-only (mode {stat.S_IMODE(mode):04o})", expected, "Nothing was changed; chmod u+w if it may be."
-        )
     try:
+        mode = os.stat(target).st_mode
+        if not mode & stat.S_IWUSR:
+            found = f"it is read-only (mode {stat.S_IMODE(mode):04o})"
+            raise InferenceError(target, found, expected, "Nothing was changed; chmod u+w if it may be.")
         with open(target, "r+b"):  # notices read-only mounts and the immutable attribute, too
             pass
     except OSError as error:
@@ -127,23 +147,33 @@ def _write_like(model: str, path: str, content: bytes) -> None:
         if (os.fstat(file.fileno()).st_uid, os.fstat(file.fileno()).st_gid) != (status.st_uid, status.st_gid):
             os.fchown(file.fileno(), status.st_uid, status.st_gid)
         os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
-        with suppress(OSError):  # a file system without extended attributes has none to keep
-            for name in os.listxattr(model):
+        for name in _attributes(model):
+            with suppress(OSError):  # one that only the system may set, or only another owner
                 os.setxattr(file.fileno(), name, os.getxattr(model, name))
         os.fsync(file.fileno())
 
 
-def _remove_compiled(target: str, pycache_prefix: str) -> None:
+def _attributes(path: str) -> list[str]:
+    try:
+        return os.listxattr(path)
+    except OSError:  # a file system without extended attributes has none to keep
+        return []
+
+
+def _remove_compiled(item: Replacement, target: str, pycache_prefix: str) -> None:
     folder, name = os.path.split(target)
-    stem = glob.escape(os.path.splitext(name)[0])
-    folders = [os.path.join(folder, "__pycache__")]
-    if pycache_prefix:
-        folders.append(os.path.join(pycache_prefix, folder.lstrip("/")))
-    for compiled in (path for place in folders for path in glob.glob(os.path.join(glob.escape(place), f"{stem}.*.pyc"))):
-        os.remove(compiled)
+    compiled = f"{glob.escape(os.path.splitext(name)[0])}.*.pyc"
+    places = [os.path.join(glob.escape(folder), "__pycache__")]
+    if pycache_prefix:  # below it, the path is the one that the server imports by, symlinks and all
+        inside = os.path.relpath(os.path.dirname(item.path), os.path.dirname(item.package))
+        places.append(os.path.join(glob.escape(pycache_prefix), "**", glob.escape(inside)))
+    for path in (path for place in places for path in glob.glob(os.path.join(place, compiled), recursive=True)):
+        with suppress(FileNotFoundError):
+            os.remove(path)
 
 
-def _flush_folder(folder: str) -> None:
+def flush_folder(folder: str) -> None:
+    """Put the names in ``folder`` on disk: what was renamed stays so after a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -41,7 +41,8 @@ options:
   compute_capability:
     description:
       - Compute capabilities of the host's GPUs, for example V(12.0). On a mixed host a gate is as closed as it is for any of them.
-      - Asked from C(nvidia-smi) by default. A host without GPUs has nothing to open.
+      - With O(state=open), asked from C(nvidia-smi) by default. A host without GPUs has nothing to open.
+      - With O(state=restored) it only decides what the returned verdicts are about, by default every capability that may be opened.
     type: list
     elements: str
   gates:
@@ -212,7 +213,13 @@ half_open:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.blackwell.inference.plugins.module_utils import _gate_options as options
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
-from ansible_collections.blackwell.inference.plugins.module_utils._opening import execute, plan_opening, plan_restoring, verify_on_disk
+from ansible_collections.blackwell.inference.plugins.module_utils._opening import (
+    execute,
+    plan_opening,
+    plan_restoring,
+    refuse_unwritable,
+    verify_on_disk,
+)
 from ansible_collections.blackwell.inference.plugins.module_utils._starting_servers import refuse_starting_server
 from ansible_collections.blackwell.inference.plugins.module_utils._survey import report
 from ansible_collections.blackwell.inference.plugins.module_utils._version import COLLECTION_VERSION
@@ -221,19 +228,22 @@ from ansible_collections.blackwell.inference.plugins.module_utils._version impor
 def run(module: AnsibleModule) -> dict:
     parameters = module.params
     opening = parameters["state"] == "open"
-    gates, capabilities = options.gates(parameters), options.capabilities(parameters)
-    if opening and not capabilities:
+    gates = options.gates(parameters)
+    # What was opened is undone whatever GPUs the host has by now, and whatever its driver says.
+    capabilities = options.capabilities(parameters) if opening or parameters["compute_capability"] else options.admitted_capabilities()
+    if not capabilities:
         return {"changed": False, "files": [], "stale_jit_modules": [], "restart_required": False, **report(None, (), [])}
-    capabilities = capabilities or options.admitted_capabilities()
 
     def look():
         installation = options.installation(parameters, gates)
         make_plan = plan_opening if opening else plan_restoring
-        return installation, make_plan(installation, capabilities, gates, parameters["force"], COLLECTION_VERSION)
+        plan = make_plan(installation, capabilities, gates, parameters["force"], COLLECTION_VERSION)
+        for root in plan.roots(installation):
+            refuse_starting_server(root)
+        refuse_unwritable(plan, installation)
+        return installation, plan
 
     installation, plan = look()
-    for root in plan.roots(installation):
-        refuse_starting_server(root)
     if plan.writes and not module.check_mode:
         with installation.store.lock(parameters["lock_timeout"]):
             installation, plan = look()  # whoever held the lock may have changed the files
@@ -247,9 +257,7 @@ def run(module: AnsibleModule) -> dict:
         "files": [{"path": old.path, "sha256_before": old.sha256, "sha256_after": new.sha256} for old, new in plan.changes],
         "stale_jit_modules": plan.stale_jit_modules(),
         "restart_required": bool(plan.changes),
-        "diff": [
-            {"before_header": old.path, "after_header": old.path, "before": old.shown, "after": new.shown} for old, new in plan.changes
-        ],
+        "diff": plan.diffs(installation),
         **result,
     }
 
