@@ -9,10 +9,8 @@ stands in for it where an old driver refuses a field. The topology matrix says w
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Callable, NamedTuple, Optional, TypeVar
 from xml.etree import ElementTree
 
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
+from ansible_collections.blackwell.inference.plugins.module_utils._processes import kill
 
 # Every capability that NVIDIA lists for a product (developer.nvidia.com/cuda-gpus and cuda-legacy-gpus, from Maxwell
 # on), and two that only nvcc lists as targets: 8.8, and 10.1, which CUDA 13 renamed to 11.0.
@@ -288,7 +287,7 @@ def nvidia_smi(executable: str, timeout: float) -> Runner:
         try:
             output, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            _kill(process)
+            kill(process)
             raise InferenceError(
                 "nvidia-smi",
                 f"{executable} {arguments[0].split('=')[0]} hangs",
@@ -396,14 +395,6 @@ def _with_capability(card: Card) -> Card:
 def _excerpt(text: str) -> str:
     words = " ".join(text.split())
     return repr(words[:200]) if words else "no answer"
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill the whole process group; one that sleeps in the driver cannot die yet, so it is not waited for long."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=2)
 
 
 def _words(text: Optional[str]) -> Optional[str]:
