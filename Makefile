@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 DEMO_VENV := demo/host/opt/sglang/venv
+ORACLE_VENV := .cache/oracle-venv
 DEMO_PACKAGES := flashinfer-python==0.6.1 sglang==0.5.8
 
 # Nothing is left behind in the home folder, and nothing outside the checkout decides what runs.
@@ -15,14 +16,21 @@ export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip
 
-.PHONY: help site test lint sanity units clean
+.PHONY: help site test lint sanity units releases molecule corpus kernels clean
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
 site: $(VENV)/controller.done $(DEMO_VENV)/packages.done ## Run site.yml on the demo host: this machine, below demo/host/
 	ansible-playbook site.yml -l gpu-nodes
 
-test: lint sanity units ## Test all that can be tested on this machine
+test: lint sanity units releases molecule ## Test all that can be tested on this machine
+
+corpus: $(ORACLE_VENV)/done ## Test every published release, and record what was found in docs/compatibility.md (an hour)
+	pytest tests/corpus --every-release --numprocesses auto
+	PYTHONPATH=$(VENV)/collections python -m ansible_collections.blackwell.inference.tests.corpus.compatibility
+
+kernels: $(VENV)/tests.done ## Build the fusion kernels for SM120 with nvcc; needs a CUDA toolkit, no GPU (10 minutes)
+	pytest tests/kernels -s
 
 clean: ## Remove all that the other targets have made
 	rm -rf $(VENV) .cache .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis demo/host dist tests/output
@@ -56,7 +64,20 @@ lint: $(VENV)/tests.done
 	antsibull-docs lint-collection-docs --plugin-docs .
 
 units: $(VENV)/tests.done
-	pytest
+	pytest --numprocesses auto
+
+# The released packages, judged by their own code: a spread of releases here, all of them in `make corpus`.
+releases: $(ORACLE_VENV)/done
+	pytest tests/corpus --numprocesses auto
+	PYTHONPATH=$(VENV)/collections python -m ansible_collections.blackwell.inference.tests.corpus.compatibility --check
+
+$(ORACLE_VENV)/done: $(VENV)/tests.done tests/corpus/requirements.txt
+	$(BIN)/python -m venv $(ORACLE_VENV)
+	$(PIP) --python $(ORACLE_VENV)/bin/python install --quiet -r tests/corpus/requirements.txt
+	touch $@
+
+molecule: $(VENV)/tests.done
+	bash molecule/run.sh
 
 # ansible-test wants a path of its own kind and asks git for the files, so it works on a copy.
 TREE := .cache/tree/ansible_collections/blackwell/inference
