@@ -57,3 +57,9 @@ def installation(parameters: Mapping[str, Any], selected: Iterable[Gate]) -> Ins
     needed = {BY_ID[name].package for gate in selected for name in (gate.id, *gate.needs)}
     site, store = locate(parameters["python"], parameters["site_packages"]), Store(parameters["state_dir"])
     return recovered(Installation(site, store, needed), COLLECTION_VERSION)
+
+
+def stale_jit_modules(installation: Installation) -> list[str]:
+    """The JIT modules that this run or an earlier one made stale, and that nobody has cleared."""
+    flashinfer = installation.site.packages.get("flashinfer")
+    return installation.store.stale_modules(flashinfer.root) if flashinfer else []

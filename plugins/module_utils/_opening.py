@@ -135,7 +135,7 @@ def recovered(installation: Installation, author: str) -> Installation:
 
     A file is ours if it is what this collection makes of stored pristine bytes, whatever the ledger says.
     """
-    found = []
+    found: list[InstalledFile] = []
     for file in installation.files():
         for original in map(installation.store.pristine, file.pristine_checksums) if file.foreign else ():
             edits = _possible_edits(installation, file, original, author) if original is not None else ()
@@ -156,6 +156,8 @@ def execute(plan: Plan, installation: Installation, pycache_prefix: str = "") ->
     new_entries = [(old, new.entry) for old, new in plan.changes if new.entry]
 
     def remember() -> None:
+        if plan.stale_jit_modules():
+            store.mark_stale(installation.package("flashinfer").root, plan.stale_jit_modules())
         for root, entries in plan.ledgers.items():
             store.write_ledger(root, {**installation.ledgers[root], **entries})
         for old, entry in new_entries:
@@ -296,7 +298,8 @@ def _foreign_pristine(installation: Installation, file: InstalledFile, force: bo
     is_open = any(reading.answer(Host(known)) for admits, reading in readings for known in admits)
     if file.entry is None and stored is None and not is_open:
         return None
-    remedy = "Run with force=true to restore it." if stored is not None else _package(installation, file).reinstall
+    reinstall = f"{_package(installation, file).reinstall}, or leave its gates out of the option gates."
+    remedy = "Run with force=true to restore it." if stored is not None else reinstall
     raise InferenceError(
         file.path,
         "it is not as released, and not as this collection left it",

@@ -10,6 +10,7 @@ Everything lies in one folder (root, 0750)::
                              of the folder's path, so that no two folders share one
     pristine/<sha256>        the bytes of every edited file as it was before
     gates.sha256             the edited files as they must be, for `sha256sum --check` before the server starts
+    stale/<site>/<module>    an empty file for each JIT module that an edit made stale and that was not cleared since
 
 A release's ``dist-info/RECORD`` is the second witness of pristine bytes, and the only one after the folder was lost.
 """
@@ -25,7 +26,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, Optional
 
@@ -112,6 +113,24 @@ class Store:
         if self.pristine(checksum(content)) is None:
             self._write(os.path.join(self.folder, "pristine", checksum(content)), content)
 
+    def stale_modules(self, root: str) -> list[str]:
+        """The JIT modules of the FlashInfer below ``root`` that are marked as stale."""
+        folder = self._stale_folder(root)
+        with _clear(folder):
+            return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+    def mark_stale(self, root: str, modules: Iterable[str]) -> None:
+        """Remember that ``modules`` are stale, until they are cleared."""
+        for module in modules:
+            self._write(os.path.join(self._stale_folder(root), module), b"")
+
+    def forget_stale(self, root: str, modules: Iterable[str]) -> None:
+        """Note that ``modules`` were cleared or built."""
+        for module in modules:
+            path = os.path.join(self._stale_folder(root), module)
+            with _clear(path):
+                _remove(path)
+
     def is_settled(self) -> bool:
         """Whether the checksum list fits the ledgers, and nothing is left of a run that was killed."""
         lines, _needed, unfinished = self._contents({})
@@ -193,8 +212,10 @@ class Store:
             os.close(descriptor)
 
     def _ledger_path(self, root: str) -> str:
-        name = f"{re.sub(r'[^A-Za-z0-9._]+', '-', root).strip('-')[-100:]}-{checksum(os.fsencode(root))[:8]}.json"
-        return os.path.join(self.folder, "ledgers", name)
+        return os.path.join(self.folder, "ledgers", f"{_site_name(root)}.json")
+
+    def _stale_folder(self, root: str) -> str:
+        return os.path.join(self.folder, "stale", _site_name(root))
 
     def _make(self, folder: str) -> None:
         """Make the state folder and ``folder``, which is it or one in it."""
@@ -217,6 +238,11 @@ class Store:
                 with suppress(OSError):
                     _remove(temporary)
                 raise
+
+
+def _site_name(root: str) -> str:
+    """A file name for a site-packages folder: readable, and unlike that of every other folder."""
+    return f"{re.sub(r'[^A-Za-z0-9._]+', '-', root).strip('-')[-100:]}-{checksum(os.fsencode(root))[:8]}"
 
 
 class _NoLedger(ValueError):

@@ -170,7 +170,9 @@ files:
       description: Checksum after this run.
       type: str
 stale_jit_modules:
-  description: FlashInfer JIT modules whose compiled form no longer fits, for M(blackwell.inference.jit_cache).
+  description:
+    - FlashInfer JIT modules whose compiled form no longer fits, for M(blackwell.inference.jit_cache).
+    - Those of earlier runs stay among them until that module has cleared or built them.
   returned: success
   type: list
   elements: str
@@ -249,13 +251,14 @@ def run(module: AnsibleModule) -> dict:
             installation, plan = look()  # whoever held the lock may have changed the files
             execute(plan, installation, parameters["pycache_prefix"] or "")
             verify_on_disk(plan, options.installation(parameters, gates), capabilities, gates)
+    stale = {*plan.stale_jit_modules(), *options.stale_jit_modules(installation)}
     result = report(installation, capabilities, plan.after)
     for row, finding in zip(result["gates"], plan.before):
         row.update(before=finding.verdict, after=row["verdict"])
     return {
         "changed": bool(plan.changes),
         "files": [{"path": old.path, "sha256_before": old.sha256, "sha256_after": new.sha256} for old, new in plan.changes],
-        "stale_jit_modules": plan.stale_jit_modules(),
+        "stale_jit_modules": sorted(stale),
         "restart_required": bool(plan.changes),
         "diff": plan.diffs(installation),
         **result,

@@ -69,13 +69,14 @@ options:
   modules:
     description:
       - Names of the FlashInfer modules to clear or build.
-      - With O(state=absent), V(all) stands for every module. With O(state=built), a module must need no parameters.
+      - With O(state=absent), V(all) stands for every module, and V(stale) for those that M(blackwell.inference.gate) made stale and
+        that nobody has cleared since. With O(state=built), a module must need no parameters.
     type: list
     elements: str
     default: [trtllm_comm]
   clear:
     description:
-      - With O(state=built), the modules that are cleared first, whatever their fingerprint says; V(all) stands for every module.
+      - With O(state=built), the modules that are cleared first, whatever their fingerprint says; V(all) and V(stale) as in O(modules).
       - Those among O(modules) are built again, the others when a server needs them.
     type: list
     elements: str
@@ -115,6 +116,10 @@ options:
       - With O(state=built), how many compilers may run at once.
       - Default is E(MAX_JOBS) of O(environment) or else what memory and cores allow, at 8 GiB a compiler and with 16 GiB left over.
     type: int
+  state_dir:
+    description: Folder in which M(blackwell.inference.gate) notes the modules that it made stale. The note goes once they are cleared.
+    type: path
+    default: /var/lib/blackwell-inference
   timeout:
     description: With O(state=built), seconds that all modules together may take.
     type: int
@@ -274,6 +279,9 @@ from ansible_collections.blackwell.inference.plugins.module_utils import _jit_ca
 from ansible_collections.blackwell.inference.plugins.module_utils import _jit_cache_prebuilt as prebuilt
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
+from ansible_collections.blackwell.inference.plugins.module_utils._store import Store
+
+STALE = "stale"  # stands for the modules that an edit of the gates made stale
 
 
 class Outcome:
@@ -297,6 +305,18 @@ class Outcome:
         self.stale: list[dict] = []
         self.built: list[dict] = []
         self.shadowed_by: dict[str, str] = {}
+        self.store, self.root = Store(self.params["state_dir"]), self.packages["flashinfer"].root
+
+    def named(self, option: str) -> list[str]:
+        """Return the modules that an option names, with those that are marked as stale in place of V(stale)."""
+        marked = self.store.stale_modules(self.root) if STALE in self.params[option] else []
+        return [name for name in self.params[option] if name != STALE] + [name for name in marked if name not in self.params[option]]
+
+    def forget_stale(self, modules: list[str]) -> None:
+        """Note that modules are no longer stale, so that the next run leaves them alone."""
+        if not self.module.check_mode:
+            marked = self.store.stale_modules(self.root)
+            self.store.forget_stale(self.root, [name for name in marked if name in modules or jit_cache.ALL in modules])
 
     def survey(self, modules: list[str]) -> list[files.Entry]:
         """Find the folders of modules."""
@@ -349,8 +369,8 @@ def _check_options(params: dict) -> None:
         for name in params[option]:
             if not re.fullmatch(r"\w+", name, re.ASCII) or name == jit_cache.LOCKS:
                 raise InferenceError(option, repr(name), "the name of a FlashInfer module, e.g. trtllm_comm, or all")
-    if params["state"] == "built" and jit_cache.ALL in params["modules"]:
-        raise InferenceError("modules", "all", "names of modules, for state=built")
+    if params["state"] == "built" and {jit_cache.ALL, STALE} & {*params["modules"]}:
+        raise InferenceError("modules", ", ".join(params["modules"]), "names of modules, for state=built")
     for capability in params["compute_capability"]:
         if not re.fullmatch(r"\d{1,2}\.\d", capability):
             raise InferenceError("compute_capability", repr(capability), "major.minor, e.g. 12.0")
@@ -362,16 +382,18 @@ def _check_options(params: dict) -> None:
 def absent(outcome: Outcome) -> dict:
     """Clear the named modules; put their prebuilt libraries back."""
     params = outcome.params
-    outcome.clear(outcome.survey(params["modules"]))
+    modules = outcome.named("modules")
+    outcome.clear(outcome.survey(modules))
     if params["prebuilt"] != "set_aside":
-        for library in prebuilt.find_aside(outcome.packages, params["modules"]):
+        for library in prebuilt.find_aside(outcome.packages, modules):
             outcome.move(library, library[: -len(prebuilt.ASIDE)])
+    outcome.forget_stale(modules)
     return outcome.result()
 
 
 def built(outcome: Outcome) -> dict:
     """Clear what is stale, build what is missing, verify it."""
-    params = outcome.params
+    params, clear = outcome.params, outcome.named("clear")
     service = jit_build.Service(params["python"], params["user"], outcome.environment, outcome.cache.base)
     try:
         description = jit_build.describe(service, params["modules"], params["compute_capability"])
@@ -385,11 +407,11 @@ def built(outcome: Outcome) -> dict:
         outcome.module.warn(f"{error} In a run, an earlier task may do so; then the modules are built.")
         return outcome.result(changed=True)
     for name, module in modules.items():
-        reason = "it was named in clear" if {name, jit_cache.ALL} & {*params["clear"]} else jit_build.stale_because(module)
+        reason = "it was named in clear" if {name, jit_cache.ALL} & {*clear} else jit_build.stale_because(module)
         if reason:
             outcome.stale.append({"module": name, "reason": reason})
     names = [item["module"] for item in outcome.stale]
-    asked, folder = outcome.survey(params["clear"]), os.path.join(description["workspace"], "cached_ops")
+    asked, folder = outcome.survey(clear), os.path.join(description["workspace"], "cached_ops")
     outcome.clear(asked + [item for item in outcome.survey(names) if item not in asked and os.path.dirname(item.path) == folder])
     for library in in_the_way:
         outcome.move(library, library + prebuilt.ASIDE)
@@ -398,6 +420,7 @@ def built(outcome: Outcome) -> dict:
         archs = jit_build.verify(modules[name], done[name]["library"]) if done else modules[name]["codes"]
         seconds = done[name]["seconds"] if done else None
         outcome.built.append({"module": name, "library": modules[name]["library"], "archs": archs, "seconds": seconds})
+    outcome.forget_stale([*clear, *modules])
     return outcome.result()
 
 
@@ -442,6 +465,7 @@ def main() -> None:
             "compute_capability": {"type": "list", "elements": "str", "default": []},
             "max_jobs": {"type": "int"},
             "timeout": {"type": "int", "default": 3600},
+            "state_dir": {"type": "path", "default": "/var/lib/blackwell-inference"},
         },
         mutually_exclusive=[("python", "site_packages")],
         required_one_of=[("python", "site_packages")],
