@@ -154,10 +154,12 @@ def execute(plan: Plan, installation: Installation, pycache_prefix: str = "") ->
     """
     store = installation.store
     new_entries = [(old, new.entry) for old, new in plan.changes if new.entry]
+    modules = plan.stale_jit_modules()
+    jit_root = installation.package("flashinfer").root if modules else ""
+    marked = store.stale_modules(jit_root) if modules else []
 
     def remember() -> None:
-        if plan.stale_jit_modules():
-            store.mark_stale(installation.package("flashinfer").root, plan.stale_jit_modules())
+        store.mark_stale(jit_root, modules)
         for root, entries in plan.ledgers.items():
             store.write_ledger(root, {**installation.ledgers[root], **entries})
         for old, entry in new_entries:
@@ -170,6 +172,7 @@ def execute(plan: Plan, installation: Installation, pycache_prefix: str = "") ->
         if not any(_differs(old) for old, _new in plan.changes):
             with suppress(InferenceError):
                 store.settle(installation.ledgers, instead_of=plan.ledgers)
+                store.forget_stale(jit_root, set(modules) - set(marked))
         raise
     for path in plan.leftovers:
         with suppress(OSError):

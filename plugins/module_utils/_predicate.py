@@ -11,6 +11,7 @@ whatever the unknown parts are. An Unknown remembers whether it speaks of an arc
 from __future__ import annotations
 
 import ast
+import builtins
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -223,7 +224,7 @@ class Scope:
         if not isinstance(function, ast.Name):
             return None
         name = function.id
-        if name not in self.values and name not in self.module:
+        if name not in self.values and name not in self.module and ("*" in self.module or hasattr(builtins, name)):
             return name
         bound = self.values.get(name, self.module.get(name))
         if isinstance(bound, ast.alias):

@@ -117,7 +117,8 @@ class Store:
         """The JIT modules of the FlashInfer below ``root`` that are marked as stale."""
         folder = self._stale_folder(root)
         with _clear(folder):
-            return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+            names = os.listdir(folder) if os.path.isdir(folder) else []
+        return sorted(name for name in names if not name.endswith(_UNFINISHED))
 
     def mark_stale(self, root: str, modules: Iterable[str]) -> None:
         """Remember that ``modules`` are stale, until they are cleared."""

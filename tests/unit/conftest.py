@@ -21,7 +21,7 @@ import pytest
 from ansible_collections.blackwell.inference.plugins.modules import gate
 
 hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, database=None, max_examples=60, print_blob=False)
-hypothesis.settings.register_profile("thorough", deadline=None, database=None, max_examples=2000)
+hypothesis.settings.register_profile("thorough", deadline=None, database=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 COLLECTIONS = Path(__file__).parents[2] / ".venv" / "collections"
@@ -69,6 +69,9 @@ class SymmDeviceMemory:
     "flashinfer/comm/trtllm_ar.py": "from .mnnvl import SymmDeviceMemory\n\nworkspace = SymmDeviceMemory(1, 0, enable_multicast=False)\n",
     "sglang/__init__.py": "",
     "sglang/srt/server_args.py": """\
+from sglang.srt.utils import is_sm90_supported, is_sm100_supported
+
+
 class ServerArgs:
     def __post_init__(self):
         if self.flashinfer_allreduce_fusion_backend is None and (is_sm90_supported() or is_sm100_supported()):
@@ -221,8 +224,13 @@ class Venv:
         return self.sources() == {name: text.encode() for name, text in SOURCES.items()}
 
     def remembered(self) -> list[str]:
-        """The names of the files in the state folder, but the lock."""
-        return sorted(path.name for path in self.state.rglob("*") if path.is_file() and path.name != "lock")
+        """The names of the files in the state folder, but the lock and the notes on stale JIT modules, which outlive a restore."""
+        files = [path for path in self.state.rglob("*") if path.is_file() and self.state / "stale" not in path.parents]
+        return sorted(path.name for path in files if path.name != "lock")
+
+    def stale(self) -> list[str]:
+        """The JIT modules that are noted as stale."""
+        return sorted(path.name for path in self.state.glob("stale/*/*"))
 
     def parameters(self, **changed: object) -> dict[str, object]:
         """Options of the module gate for it."""

@@ -23,7 +23,7 @@ SM120 = (12, 0)
 
 
 def scope(capability=SM120, module: str = "", **assumed) -> Scope:
-    return Scope(Host(capability), Source(module.encode()).module, assumed)
+    return Scope(Host(capability), Source(f"from helpers import *\n{module}".encode()).module, assumed)
 
 
 def expression(text: str) -> ast.expr:
@@ -135,10 +135,15 @@ def test_a_helper_that_the_module_defines_itself_is_not_the_known_one(module):
     assert unresolved_architecture(expression("is_sm120_supported()"), scope(module=module))
 
 
+def test_a_helper_that_nobody_imported_has_no_value():
+    node = expression("is_sm120_supported()")
+    assert unresolved_architecture(node, Scope(Host(SM120), {})) == "is_sm120_supported"
+
+
 def reached(body: str, capability=SM120, **assumed) -> list[str]:
     """The returns, raises and asserts of a function, each with ``?`` for every condition on the way that is not decided."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    source = Source(f"def function(size, flag):\n{lines}".encode())
+    source = Source(f"from helpers import *\ndef function(size, flag):\n{lines}".encode())
     found = steps(source.functions("function")[0], Scope(Host(capability), source.module, assumed))
     return [
         ast.unparse(step.node) + "?" * len(step.undecided) for step in found if isinstance(step.node, (ast.Return, ast.Raise, ast.Assert))
@@ -194,7 +199,7 @@ def test_a_parameter_hides_the_module_and_an_assumption_fills_it():
 
 
 def test_dependence_is_a_difference_between_hosts():
-    hosts = every_host({})
+    hosts = every_host(scope().module)
     assert depends_on_host(expression("is_sm90_supported() or batch_size"), hosts)
     assert not depends_on_host(expression("is_cuda() and batch_size"), hosts)
 

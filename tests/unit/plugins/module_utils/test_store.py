@@ -192,3 +192,11 @@ def test_a_damaged_record_is_named(venv, content):
     Path(package.dist_info, "RECORD").write_bytes(content)
     with pytest.raises(InferenceError, match=r"RECORD: cannot be read .*pip install --force-reinstall"):
         recorded_checksums(package, {"flashinfer/jit/comm.py"})
+
+
+def test_stale_modules_are_noted_for_each_folder_until_they_are_cleared(store):
+    store.mark_stale(ROOT, ["trtllm_comm", "mla"])
+    Path(next(Path(store.folder, "stale").iterdir()), "half.new").touch()
+    assert store.stale_modules(ROOT) == ["mla", "trtllm_comm"] and store.stale_modules("/other") == []
+    store.forget_stale(ROOT, ["mla", "never"])
+    assert store.stale_modules(ROOT) == ["trtllm_comm"]

@@ -229,7 +229,7 @@ def test_on_a_full_disk_nothing_is_changed(host, where):
         before = host.sources()
         result = run_module("gate", options(host))
         assert "(No space left on device)" in result.msg and "full" not in result.msg
-        assert host.sources() == before and host.remembered() == (["full"] if where == "state" else [])
+        assert host.sources() == before and host.remembered() == (["full"] if where == "state" else []) and host.stale() == []
     return None
 
 
@@ -239,7 +239,7 @@ def full_without_mount(host, where: str) -> None:
     (host.folder / "limit").mkdir()
     (host.folder / "limit" / "sitecustomize.py").write_text(limit)
     result = run_module("gate", options(host), environment={"PYTHONPATH": os.pathsep.join([str(host.folder / "limit"), str(COLLECTIONS)])})
-    assert "(File too large)" in result.msg and host.sources() == before and host.remembered() == []
+    assert "(File too large)" in result.msg and host.sources() == before and host.remembered() == host.stale() == []
 
 
 def test_an_immutable_file_is_named_and_nothing_is_changed(host, tmp_path):
