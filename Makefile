@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 DEMO_VENV := demo/host/opt/sglang/venv
 ORACLE_VENV := .cache/oracle-venv
+ORACLE_PIP ?=# e.g. --index-url of an index with PyTorch builds without CUDA
 DEMO_LEFTOVER := demo/host/var/cache/sglang/.cache/flashinfer/0.6.1/120a/cached_ops/trtllm_comm
 DEMO_PACKAGES := flashinfer-python==0.6.1 sglang==0.5.8
 
@@ -17,7 +18,7 @@ export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip
 
-.PHONY: help site test lint sanity units releases molecule corpus kernels clean
+.PHONY: help site test lint sanity units releases oracle molecule corpus compatibility kernels clean
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -26,8 +27,11 @@ site: $(VENV)/controller.done $(DEMO_VENV)/packages.done ## Run site.yml on the 
 
 test: lint sanity units releases molecule ## Test all that can be tested on this machine
 
-corpus: $(ORACLE_VENV)/done ## Test every published release, and record what was found in docs/compatibility.md (an hour)
+corpus: $(ORACLE_VENV)/done ## Test every published release, and record what was found in docs/compatibility.md (20 minutes)
 	pytest tests/corpus --every-release --numprocesses auto
+	$(MAKE) compatibility
+
+compatibility: $(VENV)/tests.done ## Write docs/compatibility.md from what make corpus recorded
 	PYTHONPATH=$(VENV)/collections python -m ansible_collections.blackwell.inference.tests.corpus.compatibility
 
 kernels: $(VENV)/tests.done ## Build the fusion kernels for SM120 with nvcc; needs a CUDA toolkit, no GPU (10 minutes)
@@ -72,11 +76,12 @@ units: $(VENV)/tests.done
 # The released packages, judged by their own code: a spread of releases here, all of them in `make corpus`.
 releases: $(ORACLE_VENV)/done
 	pytest tests/corpus --numprocesses auto
-	PYTHONPATH=$(VENV)/collections python -m ansible_collections.blackwell.inference.tests.corpus.compatibility --check
+
+oracle: $(ORACLE_VENV)/done
 
 $(ORACLE_VENV)/done: $(VENV)/tests.done tests/corpus/requirements.txt
 	$(BIN)/python -m venv $(ORACLE_VENV)
-	$(PIP) --python $(ORACLE_VENV)/bin/python install --quiet -r tests/corpus/requirements.txt
+	$(PIP) --python $(ORACLE_VENV)/bin/python install --quiet $(ORACLE_PIP) -r tests/corpus/requirements.txt
 	touch $@
 
 molecule: $(VENV)/tests.done

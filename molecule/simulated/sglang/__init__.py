@@ -1,0 +1,4 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The simulated engine: stands before the installed sglang on PYTHONPATH, and leaves its files alone."""
