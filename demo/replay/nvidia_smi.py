@@ -140,11 +140,11 @@ def link(one: int, other: int) -> str:
 
 def table() -> str:
     """Return the answer to the bare call."""
-    bar = f"+{'-' * 41}+{'-' * 24}+{'-' * 22}+\n"
+    rule = f"+{'-' * 41}+{'-' * 24}+{'-' * 22}+\n"
     head = (
         f"+{'-' * 89}+\n"
         f"| NVIDIA-SMI {DRIVER + ' (simulated)':<22} Driver Version: {DRIVER:<14} CUDA Version: {CUDA:<8} |\n"
-        f"{bar}"
+        f"{rule}"
         "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |\n"
         "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |\n"
         "|                                         |                        |               MIG M. |\n"
@@ -156,7 +156,7 @@ def table() -> str:
         "|                                         |                        |             Disabled |\n"
         for index, (bus, watts) in enumerate(CARDS.items())
     ]
-    return head + "".join(row + bar for row in rows)
+    return head + "".join(row + rule for row in rows)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ GATES: tuple[Gate, ...] = (
         since="0.6.0",
         admits={_SM120: _NO_MULTICAST_NEEDED},
         refuses=_ONLY_SM120,
-        needs=("flashinfer.trtllm_comm.majors", "flashinfer.workspace.multicast_granularity"),
+        needs=("flashinfer.workspace.multicast_granularity",),
         path=_UNIFIED_API,
     ),
     Gate(
@@ -122,7 +122,7 @@ GATES: tuple[Gate, ...] = (
         since="0.6.0",
         admits={_SM120: _NO_MULTICAST_NEEDED},
         refuses=_ONLY_SM120,
-        needs=("flashinfer.trtllm_comm.majors", "flashinfer.workspace.multicast_device"),
+        needs=("flashinfer.workspace.multicast_device",),
         path=_UNIFIED_API,
     ),
     Gate(
@@ -138,7 +138,7 @@ GATES: tuple[Gate, ...] = (
         since="0.5.2",
         admits={_SM120: _KERNELS_RUN},
         refuses=_ONLY_SM120,
-        needs=("flashinfer.trtllm_comm.majors",),
+        needs=("flashinfer.trtllm_comm.majors", "flashinfer.workspace.multicast_device", "flashinfer.workspace.multicast_granularity"),
     ),
     Gate(
         id="sglang.fusion.mlp_to_next_layer",

@@ -225,7 +225,7 @@ def _covers(archs: Sequence[str], capability: str) -> bool:
 
 def _runs_on(image: str, code: str) -> bool:
     """Tell whether an image such as ``sm_120f`` runs on the GPU that code such as ``sm_120a`` is for."""
-    kind, _, arch = image.partition("_")
+    kind, _separator, arch = image.partition("_")
     wanted = int(code.partition("_")[2].rstrip("af"))
     if kind == "compute":  # PTX: for this and later GPUs, unless it is bound to a chip
         return arch.isdigit() and int(arch) <= wanted

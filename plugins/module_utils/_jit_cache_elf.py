@@ -45,7 +45,7 @@ def _sections(data: bytes) -> Iterator[bytes]:
     entry_size, count, names_index = struct.unpack_from("<HHH", data, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", data, table + index * entry_size) for index in range(count)]
     names = headers[names_index][4]
-    for name, _, _, _, offset, size in headers:
+    for name, _kind, _flags, _address, offset, size in headers:
         if data[names + name : data.index(b"\0", names + name)] in _SECTIONS:
             if offset + size > len(data):
                 raise ValueError
@@ -55,13 +55,13 @@ def _sections(data: bytes) -> Iterator[bytes]:
 def _images(section: bytes) -> Iterator[str]:
     position = 0
     while position + 16 <= len(section):
-        magic, _, header, size = struct.unpack_from("<IHHQ", section, position)
+        magic, _version, header, size = struct.unpack_from("<IHHQ", section, position)
         if magic != _MAGIC:
             position += 8  # padding between fat binaries
             continue
         image, end = position + header, position + header + size
         while image < end:
-            kind, _, image_header, image_size = struct.unpack_from("<HHIQ", section, image)
+            kind, _version, image_header, image_size = struct.unpack_from("<HHIQ", section, image)
             if image_header < 48:
                 raise ValueError
             arch, flags = struct.unpack_from("<I8xQ", section, image + 28)

@@ -84,7 +84,7 @@ def _objects(path: str) -> list[str]:
     real = os.path.realpath(path)
     if os.path.islink(path):
         return [os.path.join(real, os.path.basename(path) + ".so")]
-    return [os.path.join(folder, name) for folder, _, names in os.walk(real) for name in names]
+    return [os.path.join(folder, name) for folder, _folders, names in os.walk(real) for name in names]
 
 
 def _mapped(pid: int, names: Mapping[str, str], inodes: Mapping[str, str]) -> Optional[str]:

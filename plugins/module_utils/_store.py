@@ -74,10 +74,8 @@ class Store:
             return {}
         except OSError as error:
             raise InferenceError(path, f"cannot be read ({error.strerror})", "the ledger of this collection", "Run as its owner.") from None
-        except _NoLedger as error:
-            found = str(error)
-        except ValueError:
-            found = "it is not a ledger"
+        except ValueError as error:
+            found = str(error) if isinstance(error, _NoLedger) else "it is not a ledger"
         raise InferenceError(
             path,
             found,

@@ -39,8 +39,8 @@ CELLS = {"open": "open", "opened": "**opened**", "absent": "-"}
 
 
 def fingerprint() -> str:
-    """A checksum of all in the catalogue that decides a verdict; the sentences for people do not count."""
-    decisive = [(gate.id, gate.package, gate.places, gate.since, gate.until, gate.needs, gate.path, sorted(gate.admits)) for gate in GATES]
+    """A checksum of all in the catalogue that decides a verdict; what opens together and the sentences for people do not."""
+    decisive = [(gate.id, gate.package, gate.places, gate.since, gate.until, gate.path, sorted(gate.admits)) for gate in GATES]
     return hashlib.sha256(repr(decisive).encode()).hexdigest()
 
 

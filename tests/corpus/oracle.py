@@ -30,12 +30,13 @@ from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from types import SimpleNamespace
 
-import jinja2  # noqa: F401  (this and the like: once for all the processes below)
-import requests  # noqa: F401
 import standins
 import torch
 import torch.utils.cpp_extension
-import tvm_ffi  # noqa: F401  (before the CUDA bindings are stood in for)
+
+# Imported once for all the processes below, and tvm_ffi before the CUDA bindings are stood in for.
+for name in ("jinja2", "requests", "tvm_ffi"):
+    importlib.import_module(name)
 
 CAPABILITIES = ((8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1))
 Host = tuple[tuple[int, int], ...]

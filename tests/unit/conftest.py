@@ -164,15 +164,16 @@ class Venv:
         self.site = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
         self.python = folder / "bin" / "python"
 
-    def install(self, sources: dict[str, str] = SOURCES, releases: Iterable[str] = (FLASHINFER, SGLANG)) -> Venv:
+    def install(self, sources: dict[str, str] | None = None, releases: Iterable[str] = (FLASHINFER, SGLANG)) -> Venv:
         """Write the packages and their metadata, as pip does: in place of what is there."""
+        sources = SOURCES if sources is None else sources
         for name, text in sources.items():
             path = self.path(name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             path.write_bytes(text.encode())
         for release in releases:
-            package, record = release.split("_")[0].split("-")[0], self.site / f"{release}.dist-info" / "RECORD"
+            package, record = release.split("_", maxsplit=1)[0].split("-", maxsplit=1)[0], self.site / f"{release}.dist-info" / "RECORD"
             record.parent.mkdir(exist_ok=True)
             (record.parent / "METADATA").write_text(
                 f"Metadata-Version: 2.1\nName: {release.rsplit('-', 1)[0]}\nVersion: {release.rsplit('-', 1)[1]}\n"

@@ -56,7 +56,7 @@ def executed(gate: str, text: str, capability: tuple[int, int]) -> bool:
             raise Closed
         return (0, 1) if gate == PREFLIGHT else 1
 
-    helpers = {f"is_sm{number}_supported": (lambda wanted: lambda *_: major == wanted)(number // 10) for number in (80, 90, 100, 120)}
+    helpers = {f"is_sm{number}_supported": lambda *_arguments, wanted=number // 10: major == wanted for number in (80, 90, 100, 120)}
     platform = SimpleNamespace(**{name.removesuffix("_supported"): probe() for name, probe in helpers.items()})
     platform.device_capability, platform.device_sm = capability, major * 10 + capability[1]
     utils = SimpleNamespace(is_cuda=lambda: True, get_platform=lambda: platform, **helpers)
