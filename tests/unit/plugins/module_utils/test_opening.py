@@ -14,6 +14,7 @@ from ansible_collections.blackwell.inference.tests.unit.conftest import EDITED, 
 
 COMM, MNNVL, COMMUNICATOR, FUSION = "flashinfer/jit/comm.py", *EDITED[:1], *EDITED[2:]
 MAJORS, APPLIES, BACKEND = "flashinfer.trtllm_comm.majors", "sglang.fusion.applies", "sglang.fusion.backend"
+WORKSPACE = ["flashinfer.workspace.multicast_device", "flashinfer.workspace.multicast_granularity"]
 
 
 def edit(venv: Venv, name: str, old: str, new: str) -> None:
@@ -87,10 +88,16 @@ def test_a_gate_is_not_opened_without_what_it_needs(venv):
     assert venv.files() == before
 
 
+def test_the_layers_are_not_opened_without_the_workspace_that_they_call(venv):
+    with pytest.raises(InferenceError, match=f"^gates: {APPLIES} would be open and {WORKSPACE[0]}, which it needs, closed"):
+        venv.gate(gates=[MAJORS, APPLIES])
+    assert venv.is_pristine()
+
+
 def test_gates_can_be_opened_in_two_goes(venv):
-    venv.gate(gates=[MAJORS, APPLIES])
+    venv.gate(gates=[MAJORS, *WORKSPACE])
     result = venv.gate()
-    assert result.verdicts("before")[APPLIES] == "opened" and result["summary"]["opened"] == 6
+    assert result.verdicts("before")[MAJORS] == "opened" and result["summary"]["opened"] == 6
     whole = venv.sources()
     venv.gate("restored")
     venv.gate()
