@@ -66,7 +66,7 @@ class Store:
 
     def ledger(self, root: str) -> dict[str, Entry]:
         """The edited files below ``root`` (a site-packages folder), by path relative to it."""
-        path = self._ledger_path(root)
+        path, found = self._ledger_path(root), "it is not a ledger"
         try:
             with open(path, encoding="utf-8") as file:
                 return _entries(json.load(file))
@@ -74,8 +74,10 @@ class Store:
             return {}
         except OSError as error:
             raise InferenceError(path, f"cannot be read ({error.strerror})", "the ledger of this collection", "Run as its owner.") from None
-        except ValueError as error:
-            found = str(error) if isinstance(error, _NoLedger) else "it is not a ledger"
+        except _NoLedger as error:
+            found = str(error)
+        except ValueError:  # no JSON at all
+            pass
         raise InferenceError(
             path,
             found,
