@@ -30,7 +30,7 @@ start_engine() {
 }
 
 if ! answers && ! start_engine; then
-  scenarios=$(find molecule -mindepth 2 -maxdepth 2 -name molecule.yml ! -path molecule/default/molecule.yml -printf '%h ' | sed 's#molecule/##g')
+  scenarios=$(find molecule -mindepth 2 -maxdepth 2 -name molecule.yml ! -path molecule/default/molecule.yml -printf '%h\n' | cut -d / -f 2 | sort | paste -s -d ' ')
   echo "molecule: there is no Docker engine here, so these scenarios were not run: $scenarios"
   exit 0
 fi

@@ -156,7 +156,7 @@ def stale(results: dict[str, Any], page: str) -> str:
 def main() -> None:
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     if "--check" in sys.argv[1:]:
-        sys.exit(stale(results, TABLE.read_text(encoding="utf-8")))
+        sys.exit(stale(results, TABLE.read_text(encoding="utf-8")) or 0)
     TABLE.write_text(as_markdown(results), encoding="utf-8")
 
 

@@ -90,6 +90,7 @@ def import_comm() -> None:
     """Import FlashInfer's communication modules as far as they are there, with a stand-in for the driver and the CUDA runtime."""
     standins.Gpu((9, 0))
     standins.Driver(multicast=True).install()
+    standins.subscriptable_array()
     standins.unused(["flashinfer.comm.cuda_ipc", "cuda.tile"])  # the former loads libcudart when it is imported
     for name in ("flashinfer.comm.mnnvl", "flashinfer.comm.trtllm_ar"):
         with suppress(ModuleNotFoundError):

@@ -9,6 +9,7 @@ modules that gates do not depend on. Every gate, and every helper that asks for 
 
 from __future__ import annotations
 
+import array
 import enum
 import importlib.machinery
 import inspect
@@ -256,3 +257,12 @@ def unused(names: Iterable[str]) -> None:
         parent, _dot, child = name.rpartition(".")
         if parent in sys.modules:
             setattr(sys.modules[parent], child, module)
+
+
+def subscriptable_array() -> None:
+    """Let `array.array[int]` be written, as Python 3.12 does and flashinfer 0.6.16 to 0.6.16.post3 expect."""
+
+    class Array(array.array):
+        __class_getitem__ = classmethod(types.GenericAlias)
+
+    array.array = Array
