@@ -18,7 +18,7 @@ export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip
 
-.PHONY: help site test lint sanity units releases oracle molecule corpus compatibility kernels clean
+.PHONY: help site test lint sanity units releases oracle molecule corpus compatibility benchmark kernels clean
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -33,6 +33,9 @@ corpus: $(ORACLE_VENV)/done ## Test every published release, and record what was
 
 compatibility: $(VENV)/tests.done ## Write docs/compatibility.md from what make corpus recorded
 	PYTHONPATH=$(VENV)/collections python -m ansible_collections.blackwell.inference.tests.corpus.compatibility
+
+benchmark: $(VENV)/tests.done ## Time one gate call against core modules, locally and over ssh to this machine
+	PYTHONPATH=$(VENV)/collections python tests/benchmarks/gate_call.py
 
 kernels: $(VENV)/tests.done ## Build the fusion kernels for SM120 with nvcc; needs a CUDA toolkit, no GPU (10 minutes)
 	pytest tests/kernels -s

@@ -35,7 +35,8 @@ def _serves_from(pid: int, root: str) -> bool:
         if not any(os.path.basename(word).startswith(b"sglang") for word in words):  # the venv may lie below a folder of that name
             return False
         venv = os.path.dirname(os.path.dirname(os.path.dirname(root)))
-        if words[0].startswith(os.path.join(venv, "bin", "").encode()):
+        own_interpreter = any(os.path.exists(os.path.join(venv, sign)) for sign in ("pyvenv.cfg", "conda-meta"))  # /usr has none of its own
+        if own_interpreter and words[0].startswith(os.path.join(venv, "bin", "").encode()):
             return True
         return f" {root}/".encode() in Path(f"/proc/{pid}/maps").read_bytes()
     except OSError:

@@ -9,7 +9,7 @@ The reference is a playbook that leaves the same bytes in the same files, writte
 as it was, each place is counted before it is replaced (a replacement that finds nothing says nothing), and the result is
 compiled and looked at again. It does less than the module all the same: it knows the edits beforehand, evaluates no gate, is
 no transaction, and does not see an upgrade. The same without care, a replacement for each place and nothing else, is shown too.
-They run in turn in one session, over `connection: local` and over ssh to this machine (with a private sshd and a key that are
+They run in turn, over `connection: local` and over ssh to this machine (with a private sshd and a key that are
 gone afterwards), and so does a playbook without tasks, to tell Ansible's own start from the work.
 """
 
