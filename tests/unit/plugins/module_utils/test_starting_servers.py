@@ -37,6 +37,7 @@ def process(program: object, *words: str):
 
 
 def test_a_server_of_the_venv_that_is_starting_is_in_the_way(venv):
+    (venv.python.parents[1] / "pyvenv.cfg").touch()
     with process(venv.python, "-m", "sglang.launch_server", "--api-key", "secret") as server:
         with pytest.raises(InferenceError, match=rf"^{venv.site}: pid {server.pid} \(.*started \d+ s ago; .*Nothing was changed") as raised:
             refuse_starting_server(str(venv.site))
@@ -83,3 +84,8 @@ def test_a_venv_below_a_folder_named_sglang_does_not_make_a_server_of_its_proces
     os.rename(venv.folder, folder)
     with process(folder / "bin" / "python", "script.py"):
         refuse_starting_server(str(folder / venv.site.relative_to(venv.folder)))
+
+
+def test_a_program_of_the_system_is_no_server_of_its_site_packages(venv):
+    with process(venv.python, "sglang-notes.txt"):
+        refuse_starting_server(str(venv.site))
