@@ -28,6 +28,12 @@ options:
       - Asked from C(nvidia-smi) by default. On a host without GPUs no gate is evaluated.
     type: list
     elements: str
+  scope:
+    description:
+      - Which gates to look at. V(fusion) stands for the catalogued gates of allreduce fusion.
+    type: str
+    choices: [fusion]
+    default: fusion
   gates:
     description:
       - Ids of the gates to look at. All catalogued gates by default.
@@ -156,7 +162,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._survey import
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec=dict(options.ARGUMENTS),
+        argument_spec=dict(options.ARGUMENTS, scope={"type": "str", "choices": ["fusion"], "default": "fusion"}),
         mutually_exclusive=[options.ONE_SITE],
         required_one_of=[options.ONE_SITE],
         supports_check_mode=True,
