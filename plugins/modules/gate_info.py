@@ -12,6 +12,8 @@ description:
   - Reads the installed FlashInfer and SGLang and evaluates each catalogued gate of allreduce fusion at the compute
     capability of the host's GPUs. Neither package is imported, and nothing is changed.
   - A gate is a condition over the compute capability. Its verdict says whether it holds on this host, whoever made it so.
+  - With O(scope=all) it also looks through all sources of the packages for gates that are closed here, catalogued or not.
+    That takes seconds, and as many processes as the host has cores.
 options:
   python:
     description:
@@ -28,17 +30,31 @@ options:
       - Asked from C(nvidia-smi) by default. On a host without GPUs no gate is evaluated.
     type: list
     elements: str
-  scope:
-    description:
-      - Which gates to look at. V(fusion) stands for the catalogued gates of allreduce fusion.
-    type: str
-    choices: [fusion]
-    default: fusion
   gates:
     description:
       - Ids of the gates to look at. All catalogued gates by default.
     type: list
     elements: str
+  optional:
+    description:
+      - Count the optional set, C(flashinfer.trtllm_allreduce.*), as gates that may be opened, so that they are V(closed) until they are.
+    type: bool
+    default: false
+    version_added: 0.2.0
+  scope:
+    description:
+      - V(fusion) reads the catalogued gates of allreduce fusion.
+      - V(all) reads those, and audits all sources of the packages, tests and benchmarks left out.
+    type: str
+    choices: [fusion, all]
+    default: fusion
+  packages:
+    description:
+      - Import names of more installed packages to audit, for example V(sgl_kernel), V(deep_gemm) or V(vllm).
+      - Needs O(scope=all).
+    type: list
+    elements: str
+    default: []
   state_dir:
     description:
       - Folder with the ledger of M(blackwell.inference.gate), which tells V(opened) from V(open).
@@ -71,6 +87,17 @@ EXAMPLES = r"""
 - name: Show what is closed
   ansible.builtin.debug:
     msg: "{{ gates.gates | selectattr('verdict', 'equalto', 'closed') }}"
+
+- name: Find every gate that is closed on this host, catalogued or not
+  blackwell.inference.gate_info:
+    python: /opt/sglang/venv/bin/python
+    scope: all
+    packages: [sgl_kernel]
+  register: audit
+
+- name: Refuse a host where something keeps the fused allreduce shut
+  ansible.builtin.assert:
+    that: audit.findings | selectattr('blocks') | length == 0
 
 - name: Ask what an RTX PRO 6000 would find in a venv on a machine without a GPU
   blackwell.inference.gate_info:
@@ -152,6 +179,78 @@ half_open:
   returned: success
   type: list
   elements: str
+findings:
+  description:
+    - One entry for each gate in the sources that is closed here, in order of file and line.
+    - A condition that only older hardware meets is none. Neither is what stands in a comment, in a string, or in code that
+      the host does not reach.
+  returned: with O(scope=all)
+  type: list
+  elements: dict
+  contains:
+    id:
+      description: Name of the finding. It stays the same when only its line moves, so that an audit can be compared with an earlier one.
+      type: str
+      sample: 3f1c0e5d9a7b2468
+    file:
+      description: Its file, relative to the folder that the package is imported from.
+      type: str
+      sample: flashinfer/data/include/flashinfer/trtllm/fmha/fmhaRunner.cuh
+    line:
+      description: The line that it starts at, from 1.
+      type: int
+      sample: 37
+    expression:
+      description: The whole condition on one line, with what the names in it stand for where they tell nothing by themselves.
+      type: str
+      sample: mSM == kSM_100 || mSM == kSM_103
+    kind:
+      description:
+        - Of Python, V(condition), V(raise), V(early return), V(return), V(assert), V(decorator), V(list), V(assignment) or V(argument).
+        - Of CUDA and C++, V(preprocessor) or V(run-time check).
+        - V(catalogue) for a catalogued gate that names no architecture.
+      type: str
+      sample: run-time check
+    guards:
+      description: The function or kernel that it stands in or decorates. Empty where that has no name.
+      type: str
+      sample: TllmGenFmhaRunner
+    replaced:
+      description: Whether other code serves the host in place of what the gate keeps from it.
+      type: bool
+    on_path:
+      description:
+        - Whether it lies on the fusion path. That is derived from the installed sources, from sglang's option to the kernels.
+      type: bool
+    blocks:
+      description: Whether it keeps the fused allreduce from this host, and is not meant to.
+      type: bool
+    catalogued:
+      description: Id of the gate in the catalogue. Null where it has none.
+      type: str
+      sample: sglang.fusion.backend
+    advice:
+      description: What to do about it.
+      type: str
+      sample: 'use another backend: --attention-backend flashinfer or triton'
+undecidable:
+  description: Conditions over an architecture whose value cannot be told from the sources, and files that cannot be read as Python.
+  returned: with O(scope=all)
+  type: list
+  elements: dict
+  contains:
+    file:
+      description: Its file.
+      type: str
+    line:
+      description: Its line, from 1.
+      type: int
+    expression:
+      description: The whole condition on one line.
+      type: str
+    guards:
+      description: The function that it stands in.
+      type: str
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -162,17 +261,29 @@ from ansible_collections.blackwell.inference.plugins.module_utils._survey import
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec=dict(options.ARGUMENTS, scope={"type": "str", "choices": ["fusion"], "default": "fusion"}),
+        argument_spec=dict(
+            options.ARGUMENTS,
+            scope={"type": "str", "choices": ["fusion", "all"], "default": "fusion"},
+            packages={"type": "list", "elements": "str", "default": []},
+        ),
         mutually_exclusive=[options.ONE_SITE],
         required_one_of=[options.ONE_SITE],
         supports_check_mode=True,
     )
+    everything = module.params["scope"] == "all"
     try:
+        if module.params["packages"] and not everything:
+            raise InferenceError("packages", "given with scope=fusion", "scope=all, which audits packages")
         capabilities, gates = options.capabilities(module.params), options.gates(module.params)
-        if not capabilities:
-            module.exit_json(changed=False, **report(None, (), []))
-        installation = options.installation(module.params, gates)
-        module.exit_json(changed=False, **report(installation, capabilities, survey(installation, capabilities, gates)))
+        installation = options.installation(module.params, gates) if capabilities else None
+        found = survey(installation, capabilities, gates) if installation else []
+        result = report(installation, capabilities, found)
+        if everything:
+            # Imported here: the catalogued gates alone take less time than that does.
+            from ansible_collections.blackwell.inference.plugins.module_utils._audit_findings import NOTHING, audited
+
+            result.update(audited(installation.site, module.params["packages"], capabilities, found) if installation else NOTHING)
+        module.exit_json(changed=False, **result)
     except InferenceError as error:
         module.fail_json(msg=str(error))
 

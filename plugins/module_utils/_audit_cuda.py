@@ -1,0 +1,630 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find the gates in CUDA and C++ sources: code that the preprocessor, or a check at run time, keeps from a host.
+
+Expressions are three-valued, as in Python sources: what does not follow from the host (a compiler flag, the version
+of the toolkit) is None, and None decides nothing. A macro that a header defines under an architecture condition means
+that condition, whatever it is called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
+from typing import NamedTuple, Optional, Union
+
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate, is_left_over
+from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import Meaning, Value, evaluate, parse
+from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
+
+Buffer = Union[bytes, bytearray]
+
+_NOISE = re.compile(r"/\*.*?\*/|//[^\n]*|\\\r?\n", re.DOTALL)
+
+# --- macros -----------------------------------------------------------------------------------------------------
+
+
+class Definition(NamedTuple):
+    """One ``#define``."""
+
+    conditions: tuple[tuple[str, bool], ...]  # the expressions around it, each with the value that it must have
+    value: str
+
+
+Definitions = Mapping[str, tuple[Definition, ...]]
+
+# What nvcc defines, or does not define, whatever the host is.
+_FIXED: Mapping[str, int] = {"__CUDACC__": 1, "__NVCC__": 1, "_CCCL_CUDA_COMPILER(NVCC)": 1, "_CCCL_CUDA_COMPILER(NVHPC)": 0}
+_NEVER_DEFINED = frozenset({"__HIP_PLATFORM_AMD__", "__HIPCC__", "__HIP__", "USE_ROCM", "USE_MUSA", "_MSC_VER", "__CUDACC_RTC__"})
+_ARCHITECTURE_MACRO = re.compile(r"__CUDA_ARCH(?:_SPECIFIC|_FAMILY_SPECIFIC)?__|SGL_CUDA_ARCH")
+_FEATURE_MACRO = re.compile(r"__CUDA_ARCH_FEAT_SM(\d+)_ALL")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+
+
+@cache
+def identifiers(text: str) -> frozenset[str]:
+    """The names in a C expression."""
+    return frozenset(_IDENTIFIER.findall(text))
+
+
+def names_architecture(names: frozenset[str]) -> bool:
+    """Whether one of ``names`` is what the compiler calls the architecture."""
+    return any(name.startswith("__CUDA_ARCH") or name == "SGL_CUDA_ARCH" for name in names)
+
+
+class Macros:
+    """What macros mean for device code that is compiled for a host, with the suffix (a or f) that the host has.
+
+    Args:
+        shared: Definitions of all files, by name.
+    """
+
+    def __init__(self, shared: Definitions) -> None:
+        self._definitions = shared
+        self._outer: Optional[Macros] = None
+        self._defined: dict[tuple[str, Capability], Optional[bool]] = {}
+        self._values: dict[tuple[str, Capability], Value] = {}
+        self._truths: dict[tuple[str, Capability], Optional[bool]] = {}
+
+    def within(self, local: Definitions) -> Macros:
+        """The same, where the definitions of one file win."""
+        inner = Macros(local)
+        inner._outer = self
+        return inner
+
+    def depending(self) -> frozenset[str]:
+        """The names of those that do not mean the same on every host."""
+        return frozenset(
+            name for name in self._definitions if len({(self._is_defined(name, host), self._value(name, host)) for host in REFERENCE}) > 1
+        )
+
+    def truth(self, text: str, capability: Capability) -> Optional[bool]:
+        """Whether the condition ``text`` holds on a host; None where the host does not decide."""
+        if self._outer and identifiers(text).isdisjoint(self._definitions):
+            return self._outer.truth(text, capability)
+        key = text, capability
+        if key not in self._truths:
+            value = evaluate(
+                parse(text), Meaning(lambda name: self._value(name, capability), lambda name: self._is_defined(name, capability))
+            )
+            self._truths[key] = None if value is None else bool(value)
+        return self._truths[key]
+
+    def _is_defined(self, name: str, capability: Capability) -> Optional[bool]:
+        if name in _FIXED or _ARCHITECTURE_MACRO.fullmatch(name):
+            return True
+        feature = _FEATURE_MACRO.fullmatch(name)
+        if feature:
+            return feature[1] == "{}{}".format(*capability)
+        if name in _NEVER_DEFINED:
+            return False
+        key = name, capability
+        if key not in self._defined:
+            self._defined[key] = False  # while it is looked up: `#ifndef X` around `#define X`
+            holding = [self._holds(definition, capability) for definition in self._found(name)]
+            self._defined[key] = True if True in holding else False if holding and None not in holding else None
+        return self._defined[key]
+
+    def _value(self, name: str, capability: Capability) -> Value:
+        if name in _FIXED:
+            return _FIXED[name]
+        if _ARCHITECTURE_MACRO.fullmatch(name):
+            return capability[0] * 100 + capability[1] * 10
+        if _FEATURE_MACRO.fullmatch(name) or name in _NEVER_DEFINED:
+            return int(bool(self._is_defined(name, capability)))
+        key = name, capability
+        if key not in self._values:
+            self._values[key] = None  # while it is looked up
+            self._values[key] = self._defined_value(name, capability)
+        return self._values[key]
+
+    def _defined_value(self, name: str, capability: Capability) -> Value:
+        definitions = self._found(name)
+        holding = [(self._holds(definition, capability), definition) for definition in definitions]
+        certain = [definition for holds, definition in holding if holds]
+        possible = {definition.value for holds, definition in holding if holds is not False}
+        if not possible:
+            return 0 if definitions else None  # C: a macro that is not defined is 0
+        if len(possible) > 1 and not certain:
+            return None
+        text = (certain[-1].value if certain else possible.pop()) or "1"
+        return evaluate(parse(text), Meaning(lambda name: self._value(name, capability), lambda name: self._is_defined(name, capability)))
+
+    def _found(self, name: str) -> tuple[Definition, ...]:
+        name = name.partition("(")[0]
+        return self._definitions.get(name) or (self._outer._found(name) if self._outer else ())
+
+    def _holds(self, definition: Definition, capability: Capability) -> Optional[bool]:
+        answers = []
+        for text, wanted in definition.conditions:
+            truth = self.truth(text, capability)
+            answers.append(None if truth is None else truth is wanted)
+        return False if False in answers else None if None in answers else True
+
+
+# --- conditional groups -----------------------------------------------------------------------------------------
+
+# Condition lines alone, to look a file through; and every directive that a structure is made of.
+CONDITION = re.compile(rb"#[ \t]*(?:el)?if(?:n?def)?\b[ \t]*((?:[^\\\n]+|\\\r?\n|\\)*)")
+_DIRECTIVE = re.compile(rb"#[ \t]*(ifdef|ifndef|if|elifdef|elifndef|elif|else|endif|define)\b[ \t]*((?:[^\\\n]+|\\\r?\n|\\)*)")
+_DEFINE = re.compile(r"(\w+)(?:\([^)]*\))?\s*(.*)", re.DOTALL)
+_Conditions = tuple[tuple[str, bool], ...]
+
+
+class Group(NamedTuple):
+    """An ``#if`` with its ``#elif``, ``#else`` and ``#endif``."""
+
+    conditions: tuple[str, ...]  # C expressions, one a branch; empty for #else
+    offsets: tuple[tuple[int, int], ...]  # of each directive, #endif included: its start and its end
+    around: _Conditions  # the conditions around it, each with the value that it must have
+
+
+class Structure(NamedTuple):
+    """What the directives of a file say about the architecture."""
+
+    groups: list[Group]
+    definitions: dict[str, tuple[Definition, ...]]  # macros that depend on it
+    names: frozenset[str]  # every other name that its conditions ask for
+
+
+@cache
+def _condition(directive: bytes, raw: bytes) -> str:
+    """The expression of ``#if``, ``#ifdef``, ``#ifndef`` and their ``#el`` forms."""
+    text = _NOISE.sub(" ", raw.decode("utf-8", "replace")).strip()
+    if directive.endswith(b"def"):
+        name = text.split(None, 1)[0] if text else ""
+        return f"!defined({name})" if directive.endswith(b"ndef") else f"defined({name})"
+    return text
+
+
+class _Open:
+    """A group that is not ended yet."""
+
+    __slots__ = ("asks", "conditions", "offsets")
+
+    def __init__(self) -> None:
+        self.conditions: list[str] = []
+        self.offsets: list[tuple[int, int]] = []
+        self.asks = False  # for the architecture
+
+
+def structure(raw: Buffer, end: int, macros: frozenset[str] = frozenset()) -> Structure:
+    """Read the directives of ``raw[:end]``; a group that does not end in it is left out.
+
+    Args:
+        raw: The file.
+        end: Its length.
+        macros: Names of macros that depend on the architecture, besides the compiler's own.
+    """
+    groups: list[Group] = []
+    definitions: dict[str, tuple[Definition, ...]] = {}
+    depending, conditions = set(macros), set()
+    stack: list[_Open] = []
+    for match in _DIRECTIVE.finditer(raw, 0, end):
+        start = match.start()
+        if start and raw[start - 1] != 10 and raw[raw.rfind(b"\n", 0, start) + 1 : start].strip():
+            continue
+        word = match[1]
+        if word == b"endif":
+            if stack:
+                ended = stack.pop()
+                if ended.asks:
+                    groups.append(Group(tuple(ended.conditions), (*ended.offsets, (start, start)), _around(stack)))
+        elif word == b"define":
+            if b"ARCH" in match[2] or any(around.asks for around in stack):
+                named = _DEFINE.match(_NOISE.sub(" ", match[2].decode("utf-8", "replace")))
+                if named and not named[1].startswith("__CUDA_ARCH"):
+                    definitions[named[1]] = (*definitions.get(named[1], ()), Definition(_around(stack), named[2].strip()))
+                    depending.add(named[1])
+        else:
+            if word.startswith(b"if"):
+                stack.append(_Open())
+            if stack:
+                condition = "" if word == b"else" else _condition(word, match[2])
+                conditions.add(condition)
+                stack[-1].conditions.append(condition)
+                stack[-1].offsets.append((start, match.end()))
+                if not stack[-1].asks and (_asks(condition) or (depending and not identifiers(condition).isdisjoint(depending))):
+                    stack[-1].asks = True
+    names = frozenset(name for condition in conditions for name in identifiers(condition) if not name.startswith("__CUDA_ARCH"))
+    return Structure(groups, definitions, names)
+
+
+def _around(stack: list[_Open]) -> _Conditions:
+    """The conditions of what comes next inside the groups of ``stack``."""
+    found: list[tuple[str, bool]] = []
+    for group in stack:
+        found.extend((condition, False) for condition in group.conditions[:-1])
+        if group.conditions[-1]:
+            found.append((group.conditions[-1], True))
+    return tuple(found)
+
+
+@cache
+def _asks(condition: str) -> bool:
+    return names_architecture(identifiers(condition))
+
+
+def condition_names(raw: Buffer, end: int) -> frozenset[str]:
+    """The names that the conditions of ``raw[:end]`` ask for."""
+    return frozenset().union(*map(_names, set(CONDITION.findall(raw, 0, end))))
+
+
+@cache
+def _names(text: bytes) -> frozenset[str]:
+    return identifiers(_NOISE.sub(" ", text.decode("utf-8", "replace")))
+
+
+# --- what a host is kept from -----------------------------------------------------------------------------------
+
+
+class Closed(NamedTuple):
+    """A gate that is closed on a host."""
+
+    start: int  # offset in the file
+    end: int  # offset behind the expression
+    expression: str  # on one line
+    kind: str
+    guards: str  # function or kernel; empty where it has no name
+    replaced: bool  # whether other code serves the host
+
+
+# Statements that stand where the code for a host would be: they refuse, or give a dummy.
+_REFUSAL = re.compile(
+    r"\s*(?:"
+    r"#\s*error\b.*|(?:\w+(?:::|\.|->))*\w*(?:not_supported|only_supported|unsupported|not_implemented|invalid_control_path|unreachable"
+    r"|assert|trap|abort|printf)\w*\s*\(.*"
+    r"|asm\s*(?:volatile)?\s*\(\s*\"\s*trap\s*;?\s*\".*|throw\b.*|\(void\)\s*\(?\w+\)?|return\s*(?:\{\s*\}|-?[\w.:]*(?:\(\s*0?\s*\))?)"
+    r"|using\b.*|exit\s*\(.*|(?:if\s*\(.*\)\s*)?continue"
+    r")\s*",
+    re.IGNORECASE | re.DOTALL,
+)
+_DIRECTIVE_LINE = re.compile(r"^[ \t]*#[ \t]*(?!error\b)(?:[^\\\n]+|\\\r?\n|\\)*", re.MULTILINE)
+# How code starts that does something; told at once, because most does.
+_WORKS = re.compile(r"\s*\{?\s*(?:asm\b(?![^;]{0,60}trap)|(?:const(?:expr)? |auto )?[A-Za-z_][\w:<>, ]*[ &*]\w+(?:\[\w*\])* ?=[^=])")
+_MAY_REFUSE = re.compile(r"supported|not_|invalid|unreachable|assert|trap|abort|print|throw|error|return|exit|continue", re.IGNORECASE)
+_LONGEST_REFUSAL = 1500
+_LONGEST_COMMENT = 1 << 14  # bytes; what is farther from the start of a block comment is taken for code
+
+
+@lru_cache(maxsize=1 << 14)
+def refuses(text: str) -> bool:
+    """Whether a piece of code does nothing for a host: it is empty, reports an error or returns a dummy."""
+    if _WORKS.match(text):
+        return False
+    if len(text) > _LONGEST_REFUSAL or ("=" in text and "#" not in text and not _MAY_REFUSE.search(text)):
+        return False
+    text = _DIRECTIVE_LINE.sub("", _NOISE.sub(" ", text))
+    text = re.sub(r"[{}]|\belse\b|\bdo\b|\bwhile\s*\(\s*(?:0|false|true|1)\s*\)", ";", re.sub(r"\{\s*\}", "()", text))
+    return all(_REFUSAL.fullmatch(statement) for statement in _statements(text) if statement.strip("() \t\r\n"))
+
+
+def only_directs(text: str) -> bool:
+    """Whether a piece of code holds directives, and nothing but those; ``#error`` is more than that."""
+    text = _NOISE.sub(" ", text)
+    return bool(text.strip()) and not _DIRECTIVE_LINE.sub("", text).strip()
+
+
+def _statements(text: str) -> list[str]:
+    """``text`` cut at semicolons, but not at those in a string such as "trap;"."""
+    statements: list[str] = []
+    for part in text.split(";"):
+        if statements and statements[-1].count('"') % 2:
+            statements[-1] += f";{part}"
+        else:
+            statements.append(part)
+    return statements
+
+
+# The indexes of the branches that a host is kept from, each with whether that is no gate unless the host is refused:
+# it is for older hosts, or left over by a condition that let this one through. Then those that it takes or may take.
+_Answer = tuple[list[tuple[int, bool]], list[int]]
+
+
+class Judge:
+    """Tells which code a host is kept from.
+
+    Args:
+        shared: Macros that depend on the architecture, from all files.
+        host: Its compute capability.
+    """
+
+    def __init__(self, shared: Definitions, host: Capability) -> None:
+        self.macros, self.host = Macros(shared), host
+        self._answers: dict[tuple[str, ...], _Answer] = {}
+
+    def closed(self, raw: Buffer, end: int, found: Structure) -> Iterator[Closed]:
+        """The branches that other hosts take and this one does not."""
+        local = self.macros.within(found.definitions) if found.definitions else self.macros
+        owners = _Owners(raw, end)
+        for group in found.groups:
+            lost, left = self._branches(group.conditions, local, found.definitions)
+            if not lost or any(local.truth(text, self.host) is (not wanted) for text, wanted in group.around):
+                continue
+            bodies = [_body(raw, group, index) for index in left]
+            served = not all(map(refuses, bodies))
+            refused = not served and not all(map(only_directs, bodies))
+            for index, is_other in lost:
+                start, stop = group.offsets[index]
+                if (not is_other or refused) and not refuses(_body(raw, group, index)) and not in_comment(raw, start):
+                    owner = owners.kernel(start) if served else guarded(raw, start, group.offsets[index + 1][0])
+                    yield Closed(start, stop, _shown(raw, group, index), "preprocessor", owner, served)
+
+    def _branches(self, conditions: tuple[str, ...], local: Macros, definitions: Mapping[str, object]) -> _Answer:
+        """The branches that this host is kept from, and those that it takes or may take."""
+        shared = not definitions or all(identifiers(text).isdisjoint(definitions) for text in conditions)
+        if shared and conditions in self._answers:
+            return self._answers[conditions]
+        taken = _taken(conditions, local, self.host)
+        others = {other: _taken(conditions, local, other) for other in REFERENCE} if False in taken else {}
+        lost: list[tuple[int, bool]] = []
+        for index, own in enumerate(taken):
+            admitted = [other for other, theirs in others.items() if theirs[index] is not False] if own is False else []
+            let_through = any(before and condition for before, condition in zip(taken[:index], conditions))
+            if admitted:
+                lost.append((index, not is_gate(self.host, admitted) or (let_through and is_left_over(self.host, admitted))))
+        answer = lost, [index for index, own in enumerate(taken) if own is not False]
+        if shared:
+            self._answers[conditions] = answer
+        return answer
+
+
+def _taken(conditions: tuple[str, ...], macros: Macros, capability: Capability) -> list[Optional[bool]]:
+    remaining: Optional[bool] = True
+    taken: list[Optional[bool]] = []
+    for condition in conditions:
+        truth = macros.truth(condition, capability) if condition else True
+        taken.append(False if False in (remaining, truth) else None if None in (remaining, truth) else True)
+        if truth is not False:
+            remaining = False if truth or remaining is False else None
+    return taken
+
+
+def _body(raw: Buffer, group: Group, index: int) -> str:
+    start, stop = group.offsets[index][1], group.offsets[index + 1][0]
+    return raw[start : min(stop, start + _LONGEST_REFUSAL + 1)].decode("utf-8", "replace")
+
+
+def _shown(raw: Buffer, group: Group, index: int) -> str:
+    first, own = (one_line(raw[start:stop].decode("utf-8", "replace")) for start, stop in (group.offsets[0], group.offsets[index]))
+    return own if group.conditions[index] else f"{own} of {first}"
+
+
+class _Owners:
+    """The kernels of a file, for offsets that are asked for in about their order."""
+
+    def __init__(self, raw: Buffer, end: int) -> None:
+        self._raw, self._end = raw, end
+        self._asked, self._start = 0, -1
+
+    def kernel(self, offset: int) -> str:
+        """The name of the last kernel that starts before ``offset``."""
+        if offset < self._asked:
+            self._asked, self._start = 0, -1
+        start = self._raw.rfind(b"__global__", self._asked, offset)
+        self._asked, self._start = max(0, offset - len(b"__global__")), start if start >= 0 else self._start
+        named = _KERNEL.match(self._raw, self._start, min(self._end, self._start + 600)) if self._start >= 0 else None
+        return named[1].decode() if named else ""
+
+
+def in_comment(raw: Buffer, offset: int) -> bool:
+    """Whether ``offset`` is in a block comment."""
+    lower = max(0, offset - _LONGEST_COMMENT)
+    start = raw.rfind(b"/*", lower, offset)
+    return start >= 0 and raw.find(b"*/", start + 2, offset) < 0 and raw.find(b"//", raw.rfind(b"\n", 0, start) + 1, start) < 0
+
+
+def one_line(text: str) -> str:
+    """Source text without comments, continuations and line breaks."""
+    return " ".join(_NOISE.sub(" ", text).split())
+
+
+_KERNEL = re.compile(rb"__global__(?:[^;{}()]|\((?:[^()]|\([^()]*\))*\))*?\b(?!__launch_bounds__)(\w+)\s*\((?!\()")
+_FUNCTION = re.compile(rb"\b(\w+)\s*\([^;{}]*?\)\s*(?:const\s*)?(?:noexcept\s*)?(?:->[^;{}]*)?\{")
+_NO_FUNCTION = frozenset(
+    {b"if", b"for", b"while", b"switch", b"catch", b"return", b"constexpr", b"__launch_bounds__", b"sizeof", b"defined"}
+)
+_LONGEST_KERNEL = 1 << 16  # bytes; a kernel that starts farther away has no name here
+_NEAR = 6000  # bytes, the same for a function
+
+
+def guarded(raw: Buffer, start: int, stop: int) -> str:
+    """The kernel or function around ``start``, or the first one between ``start`` and ``stop``."""
+    lower = max(0, start - _LONGEST_KERNEL)
+    lower = max(lower, raw.rfind(b"\n}", lower, start))  # behind the last thing that ended at column 0
+    kernels = _KERNEL.findall(raw, lower, start)
+    functions = [name for name in _FUNCTION.findall(raw, max(lower, start - _NEAR), start) if name not in _NO_FUNCTION]
+    if kernels or functions:
+        return bytes((kernels or functions)[-1]).decode()
+    stop = min(stop, start + _NEAR)
+    names = [name for name in _KERNEL.findall(raw, start, stop) or _FUNCTION.findall(raw, start, stop) if name not in _NO_FUNCTION]
+    return bytes(names[0]).decode() if names else ""
+
+
+# --- checks at run time -----------------------------------------------------------------------------------------
+
+# What a file must hold to ask for the architecture at run time, or to be handed it: ``Version`` is for getSMVersion and the
+# like, behind the license at the start, which has a version of its own.
+_RUN_TIME = (b"ComputeCapability", b"DeviceProp", b"sm_version", b"sm ==", b"kSM_")
+_LICENSE = 1500
+_HOST_HEADER = re.compile(
+    rb"#[ \t]*include(?![ \t]*(?:<(?:cuda(?:_\w+)?|math_constants|mma|cooperative_groups|stdint|float|math)\.h>"
+    rb"|<c(?:stdint|stddef|float|math|limits)>|\"[^\"\n]*(?:device|prelude)[^\"\n]*\"))"
+)
+
+_VERSIONS = ("getSMVersion", "smVersion", "sm_version", "mSM", "gpuSM", "sm", "sm_")
+_ASKED = ("getSMVersion()", "cudaDevAttrComputeCapabilityM", "GetCudaComputeCapability")
+_HANDED_ON = (  # what stands before one of those, and what the name means that gets its answer
+    (re.compile(r"\b(\w+)\s*[={(]\s*[\w:]*$"), "version"),
+    (re.compile(r"&\s*(\w+)\s*,\s*$"), ""),
+    (re.compile(r"\[\s*(\w+)\s*,\s*(\w+)\s*\]\s*=\s*[\w:]*$"), "pair"),
+)
+_COMPARED = re.compile(r"(?:\(\))?\s*(?:/\s*10\s*)?(?:[=!<>]=|[<>])\s*(?:\d|kSM_)")
+_CHECK = re.compile(r"\w*(?:CHECK|ASSERT|REQUIRE|assert)\w*")
+_LEAVES = re.compile(r"(?:\breturn\b|\bthrow\b|\bcontinue\b|\bbreak\b)[^;{}]*;\s*\}?\Z")
+# What is returned to somebody who can use it.
+_ANSWER = re.compile(
+    r"\breturn\b\s*(?!;|(?:0|-1|false|nullptr|NULL|\{\s*\}|[\w:]*(?:error|invalid|unsupported|success)\w*)\s*;)", re.IGNORECASE
+)
+_ELSE = re.compile(r"\s*else\b[^;{]*\{")
+_BRANCHES = ("if", "constexpr", "while")
+_FARTHEST = 4000  # characters that one condition or branch may take
+
+
+def holds_host_code(raw: Buffer, end: int) -> bool:
+    """Whether a file includes more than device headers. One that does not has no way to ask for the architecture."""
+    return _HOST_HEADER.search(raw, 0, end) is not None
+
+
+def may_check(raw: Buffer, end: int) -> bool:
+    """Whether a file may ask for the architecture at run time."""
+    if raw.find(b"Version", _LICENSE, end) >= 0 or raw.find(b"MVersion", 0, min(end, 2 * _LICENSE)) >= 0:
+        return True
+    return any(raw.find(word, 0, end) >= 0 for word in _RUN_TIME)
+
+
+def closed_checks(raw: Buffer, end: int, host: Capability) -> Iterator[Closed]:
+    """The checks at run time in ``raw[:end]`` that refuse ``host`` or leave something out for it."""
+    text = raw[:end].decode("latin-1")  # one character a byte: offsets stay
+    roles = {**dict.fromkeys(_VERSIONS, "version"), "major": "major", "minor": "minor", "first": "major", **_answers(text)}
+    asked = sorted(at for name in roles for at in _everywhere(text, name) if _COMPARED.match(text, at + len(name)))
+    seen: set[int] = set()
+    unreached: list[tuple[int, int]] = []
+    for offset in asked:
+        check = _whole(text, offset)
+        start, stop = check.start, check.stop
+        line = text[text.rfind("\n", 0, offset) + 1 : offset]
+        if not check.decides or start in seen or "//" in line or line.count('"') % 2 or in_comment(raw, start):
+            continue
+        seen.add(start)
+        node = parse(text[start:stop])
+        answer = evaluate(node, _at_run_time(roles, host))
+        if answer is None or any(first <= start < last for first, last in unreached):
+            continue
+        unreached.append(_unreached(text, check, bool(answer)))
+        if bool(answer) is not (check.decides == "refusal"):
+            continue
+        if is_gate(host, [other for other in REFERENCE if evaluate(node, _at_run_time(roles, other)) != answer]):
+            owner = guarded(raw, start, start)
+            yield Closed(start, stop, one_line(text[start:stop]), "run-time check", owner, check.decides == "choice")
+
+
+def _answers(text: str) -> dict[str, str]:
+    """The names that ``text`` gives the answer to a question for the architecture, and what each means."""
+    roles: dict[str, str] = {}
+    for question in _ASKED:
+        for at in _everywhere(text, question):
+            before = text[max(0, at - 120) : at]
+            for pattern, role in _HANDED_ON:
+                match = pattern.search(before)
+                if match and role == "pair":
+                    roles.update({match[1]: "major", match[2]: "minor"})
+                elif match and role:
+                    roles[match[1]] = "major" if re.match(r"\s*/\s*10\b", text[at + len(question) :][:8]) else role
+                elif match:
+                    roles[match[1]] = "major" if text.startswith("ajor", at + len(question)) else "minor"
+    return roles
+
+
+def _everywhere(text: str, word: str) -> Iterator[int]:
+    at = text.find(word)
+    while at >= 0:
+        if not (text[at - 1].isalnum() or text[at - 1] == "_"):
+            yield at
+        at = text.find(word, at + len(word))
+
+
+def _at_run_time(roles: Mapping[str, str], capability: Capability) -> Meaning:
+    values = {"major": capability[0], "minor": capability[1], "version": capability[0] * 10 + capability[1]}
+
+    def name(text: str) -> Value:
+        constant = re.fullmatch(r"kSM_(\d+)", text)
+        plain = text.replace("()", "")
+        return int(constant[1]) if constant else values.get(roles.get(plain, ""))
+
+    return Meaning(name, lambda text: None)
+
+
+class _Check(NamedTuple):
+    """A condition at run time: where it starts and stops, what it decides, and where the code starts and stops that it lets run.
+
+    It decides ``use`` where code is left out unless it holds, ``choice`` where other code takes over then, ``refusal``
+    where it refuses, and nothing where nothing can be said.
+    """
+
+    start: int
+    stop: int
+    decides: str
+    body: tuple[int, int] = (0, 0)
+
+
+def _whole(text: str, offset: int) -> _Check:
+    """The condition around ``offset``."""
+    start, depth = offset, 0
+    while start > max(0, offset - _FARTHEST):
+        character = text[start - 1]
+        if character in ")]":
+            depth += 1
+        elif character in "([":
+            word = re.search(r"(\w+)\s*$", text[max(0, start - 60) : start - 1])
+            if not depth and word:
+                return _argument(text, start, word[1])
+            depth = max(0, depth - 1)
+        elif character in ";{}" and not depth:
+            break
+        start -= 1
+    returned = text.rfind("return", start, offset)
+    return _Check(returned + len("return"), text.find(";", offset), "use") if returned >= 0 else _Check(start, offset, "")
+
+
+def _argument(text: str, start: int, word: str) -> _Check:
+    """The condition that starts behind the parenthesis of ``word``."""
+    stop = _closing(text, start, "," if word not in _BRANCHES else "")
+    if word not in _BRANCHES:
+        return _Check(start, stop, "use" if _CHECK.fullmatch(word) else "")
+    opened = re.compile(r"\)\s*(?:\[\[\w+\]\]\s*)?(\{?)").match(text, stop)
+    if not opened:
+        return _Check(start, stop, "")
+    first = opened.end()
+    last = _closing(text, first, "") if opened[1] else text.find(";", first) + 1
+    body = first, last + len(opened[1])
+    rest = text[body[1] : body[1] + _FARTHEST]
+    if refuses(text[first:last]) and not _ANSWER.search(text, first, last):
+        return _Check(start, stop, "refusal", body)
+    if rest.lstrip().startswith("else"):
+        return _Check(start, stop, "choice", body)
+    after = rest[: _closing(rest, 0, "")].strip()
+    returned = re.search(r"\breturn\b[^;{}]*;\s*$", text[first:last])
+    return _Check(start, stop, "choice" if returned and not (after and refuses(after)) else "use", body)
+
+
+def _unreached(text: str, check: _Check, answer: bool) -> tuple[int, int]:
+    """From where to where code is not reached on a host on which ``check`` has this answer."""
+    first, last = check.body
+    if not answer:
+        return first, last
+    if first and _LEAVES.search(text, first, last):
+        return last, _closing(text, last, "")
+    otherwise = last
+    while first and _ELSE.match(text, otherwise):
+        opened = text.find("{", otherwise)
+        otherwise = _closing(text, opened + 1, "") + 1 if opened >= 0 else otherwise + 1
+    return last, otherwise
+
+
+def _closing(text: str, start: int, separator: str) -> int:
+    """Where the bracket closes that is open at ``start``, or the next ``separator`` stands in it."""
+    depth = 0
+    for offset in range(start, min(len(text), start + _FARTHEST)):
+        character = text[offset]
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            if not depth:
+                return offset
+            depth -= 1
+        elif character == separator and not depth:
+            return offset
+    return min(len(text), start + _FARTHEST)

@@ -1,0 +1,485 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read only those parts of a Python file that can hold a condition over the architecture.
+
+A syntax tree of everything would take most of an audit's time. An excerpt keeps the lines that mention an architecture,
+or a name that got its value from such a line, with the statements around them, and drops what lies between. What is
+dropped leaves a trace where it matters: a block that holds other code still holds something.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import warnings
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import NamedTuple, Optional, Union
+
+from ansible_collections.blackwell.inference.plugins.module_utils._predicate import dotted_name
+
+# Every predicate starts from one of these words. The pattern tells the word from others that hold it, and says what
+# it is: a question by itself, a value whose line must ask something, or a call whose answer must be asked or kept.
+_ASKED = rb"[\])]*\s*(?:[=!<>]=|[<>](?!`)|//|\*|(?:not )?in\b(?!\s+\w+(?:\[\w+\])?\[[\"']))"
+_WORDS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
+    (b"apabilit", re.compile(rb"apabilit(?:y|ies)(?:\w*(?P<call>\()|\w*(?P<value>\[|\.m)|(?:_\w+)?" + _ASKED + rb")")),
+    (b"is_", re.compile(rb"is_(?:sm_?\d|blackwell|(?:nvidia_)?hopper)")),
+    (b"sm_version", re.compile(rb"sm_version(?:(?P<call>\()|" + _ASKED + rb")")),
+    (b"device_sm", re.compile(rb"device_sm(?:(?P<call>\()|\w*" + _ASKED + rb")")),
+    (b"arch", re.compile(rb"(?<![a-z])arch(?:(?P<call>\()|(?P<value>\.m(?:aj|in)or\b)|" + _ASKED + rb"|\s*is\b)")),
+    (b"major", re.compile(rb"major(?:_versions\b|(?:\(\w*\))?(?:,\s*[\w.]*minor\))?" + _ASKED + rb")")),
+)
+# What stands before "major" where that is the first part of a compute capability: nothing, an owner, or a prefix.
+_CAPABILITYS = re.compile(
+    rb"(?:(?:\A|[^\w.\-])_*|(?<!VERSION)(?<!version)(?<!version\(\))\.|(?:supported|sm|cc|cap\w*|compute|device|dev|arch|gpu|target|current)_)\Z"
+)
+_BACKENDS = re.compile(rb"@(?:\w+\.)?backend_requirement\(")  # names functions that carry such a word
+_LIST = re.compile(rb"supported_\w*$|@\w*$")  # before it, what a call is handed is a list of what is supported
+_ANSWER_ASKED = re.compile(rb"[^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)(?:\[\d\])?" + _ASKED)
+_RENAMED = re.compile(rb"\w*[ \t]+as\b")
+_LINE_ASKS = re.compile(rb"[^\n]*(?:[=!]=|[<>]|\bin\b)")
+_KEPT = re.compile(rb"[ \t]*(?:return\b|(?:[\w.]+[ \t]*,[ \t]*)*[\w.]+[ \t]*(?::[^=\n]+)?=(?!=))")
+# A name like these means the same without such an assignment.
+_CLEAR = re.compile(
+    rb"[ \t]*(?:(?:self\.)?_?(?:\w*capability|(?:\w+_)?(?:major|minor|arch)|(?:\w+_)?sm_version|(?:\w+_)?device_sm|_)[ \t,]*)+"
+    rb"=[ \t]*(?:tuple\(|int\()?(?:\w+\.)*(?:_?get_\w*(?:capability|sm_version|device_sm)|\w*arch)\("
+)
+
+
+def mentions(raw: bytes) -> list[int]:
+    """The offsets in ``raw`` where a predicate over the architecture may start, in order."""
+    found = []
+    for word, pattern in _WORDS:
+        at = raw.find(word)
+        while at >= 0:
+            match = pattern.match(raw, at)
+            if match and (word != b"major" or _CAPABILITYS.search(raw[max(0, at - 16) : at])):
+                line = raw.rfind(b"\n", 0, at) + 1
+                before = raw[line:at]
+                if before.startswith((b"from ", b"import ")):
+                    if _RENAMED.match(raw, at):
+                        found.append(at)
+                elif _is_code(before) and (not match.lastgroup or _matters(raw, line, at, match)):
+                    found.append(at)
+            at = raw.find(word, at + len(word))
+    if found:
+        found += [match.start() for match in _BACKENDS.finditer(raw)]
+    return sorted(found)
+
+
+def _is_code(before: bytes) -> bool:
+    """Whether a line that starts like this is more than a comment, or the start of a docstring."""
+    return not before.lstrip().startswith((b"#", b'"""')) and b" # " not in before
+
+
+def _matters(raw: bytes, line: int, at: int, match: re.Match[bytes]) -> bool:
+    """Whether the value at ``at`` is compared, or the answer of the call there is compared, kept or returned."""
+    if match["call"] is None or _LIST.search(raw, line, at):
+        return match["call"] is not None or _LINE_ASKS.match(raw, at) is not None
+    if _ANSWER_ASKED.match(raw, match.end()):
+        return True
+    return _KEPT.match(raw, line) is not None and _CLEAR.match(raw, line) is None
+
+
+class Line(NamedTuple):
+    """A logical line: one statement, or the head of one, however many physical lines it takes."""
+
+    start: int  # offset of its first character, white space included
+    end: int  # offset behind its line ending
+    indent: int
+    word: str  # what it starts with: a keyword, a name, or another character
+
+
+_TOKEN = re.compile(
+    r"\"{3}(?:[^\"\\]|\\.|\"(?!\"\"))*\"{3}|'{3}(?:[^'\\]|\\.|'(?!''))*'{3}"
+    r"|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|\#[^\n]*|\\\r?\n"
+    r"|\([^()\[\]{}\n\"'#\\]*\)|\[[^()\[\]{}\n\"'#\\]*\]"  # brackets that close at once
+    r"|[()\[\]{}\n]",
+    re.DOTALL,
+)
+_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
+_FIRST = re.compile(r"[ \t]*(\w+|\S|$)")
+
+
+def logical_lines(text: str, start: int, end: int) -> list[Line]:
+    """The logical lines of ``text[start:end]``, which starts with a statement; blank ones and comments are left out."""
+    lines: list[Line] = []
+    depth, begin = 0, start
+    for match in _TOKEN.finditer(text, start, end):
+        found = match[0]
+        if found == "\n":
+            if depth <= 0:
+                _add(lines, text, begin, match.end())
+                depth, begin = 0, match.end()
+        elif found in _BRACKETS:
+            depth += _BRACKETS[found]
+    if begin < end:
+        _add(lines, text, begin, end)
+    return lines
+
+
+def _add(lines: list[Line], text: str, start: int, end: int) -> None:
+    first = _FIRST.match(text, start, end)
+    if first and first[1] and first[1] not in "#\n\r":
+        lines.append(Line(start, end, first.start(1) - start, first[1]))
+
+
+_QUIET = re.compile(r"[ \t]*(?:print|(?:self\.)?_?log\w*(?:\.\w+)?|warnings\.warn)\(", re.IGNORECASE)
+_OTHER = "__other__"  # stands for an expression that is left out
+_HEAD = re.compile(r"def\s+(\w+)\s*\(")
+_PARAMETER = re.compile(r"(?:^|[(,\n])[ \t]*([A-Za-z_]\w*)[ \t]*(?=[:=,)\n])")
+_SHORT = 24  # characters; what is returned is longer than None, False or nothing
+_LONGEST_TABLE = 1500  # characters
+_CLAUSES = frozenset({"elif", "else", "except", "finally"})
+_LEAVING = frozenset({"return", "raise", "pass", "continue", "break"})
+
+
+def pruned(text: str, lines: list[Line], wanted: set[int]) -> str:
+    """The text of ``lines`` without what is not needed to understand the lines at the indexes ``wanted``.
+
+    Kept are the statements around a wanted line, all clauses of those statements, and how control leaves them. Other
+    code leaves a ``0`` behind, or a condition where it may return something, and a message ``pass``. Physical lines stay where they are, so
+    that numbers of lines hold.
+    """
+    kept = _with_surroundings(lines, wanted)
+    out: list[str] = []
+    at = lines[0].start
+    dropped: Optional[int] = None  # the indentation of the code that the last of ``out`` stands for
+    for index, line in enumerate(lines):
+        if index not in kept and dropped is not None and line.indent >= dropped:
+            if line.word == "return" and text[line.start : line.end].strip() not in ("return", "return None"):
+                out[-1] = out[-1].replace("0\n", f"if {_OTHER}: return {_OTHER}\n")
+            continue
+        out.append("\n" * text.count("\n", at, line.start))
+        if index in kept:
+            dropped, at = None, line.end
+            out.append(_shortened(text[line.start : line.end], line, index in wanted))
+        else:
+            at = text.find("\n", line.start) + 1 or line.end
+            quiet = _QUIET.match(text, line.start)
+            dropped = None if quiet else line.indent
+            out.append(f"{' ' * line.indent}{'pass' if quiet else '0'}\n")
+    return "".join(out) + "\n" * text.count("\n", at, lines[-1].end)
+
+
+def _shortened(text: str, line: Line, wanted: bool) -> str:
+    """``text`` of a kept line, without what only costs time: annotations, messages, what is returned."""
+    short = ""
+    if line.word == "raise" or (line.word == "return" and not wanted and len(text.strip()) > _SHORT):
+        short = f"{' ' * line.indent}{line.word} {_OTHER}"
+    elif line.word == "def" and text.count("\n") > 1:
+        named = _HEAD.search(text)
+        short = f"{' ' * line.indent}def {named[1]}({', '.join(_parameters(text[named.end() :]))}):" if named else ""
+    return short + "\n" * text.count("\n") if short else text
+
+
+def _parameters(text: str) -> list[str]:
+    """The names of parameters in a signature, and perhaps a name of a default or an annotation: that does no harm."""
+    return list(dict.fromkeys(name for name in _PARAMETER.findall(text) if not keyword.iskeyword(name)))
+
+
+def _with_surroundings(lines: list[Line], wanted: set[int]) -> set[int]:
+    kept: set[int] = set()
+    for index in wanted:
+        kept |= _around(lines, index, kept)
+        while lines[index].word == "@" and index + 1 < len(lines):
+            index += 1
+            kept.add(index)
+    parents: list[tuple[int, bool]] = []  # indentation of the statements around, and whether their head is kept
+    for index, line in enumerate(lines):
+        while parents and parents[-1][0] >= line.indent:
+            was = parents.pop()
+            if line.word in _CLAUSES and was == (line.indent, True):
+                kept.add(index)  # another clause of a kept statement
+        if line.word in _LEAVING and parents and parents[-1][1]:
+            kept.add(index)
+        parents.append((line.indent, index in kept))
+    return kept
+
+
+def _around(lines: list[Line], index: int, known: set[int]) -> set[int]:
+    """``index``, the heads of the statements around it, and those that their clauses belong to."""
+    found = {index}
+    indent, clause = lines[index].indent, lines[index].word in _CLAUSES
+    for above in range(index - 1, -1, -1):
+        line = lines[above]
+        if line.indent < indent or (clause and line.indent == indent):
+            found.add(above)
+            if above in known and line.word not in _CLAUSES:
+                break
+            indent, clause = line.indent, line.word in _CLAUSES
+    return found
+
+
+# --- the pieces of a file ---------------------------------------------------------------------------------------
+
+_TOP = re.compile(r"\n(?=[A-Za-z_@(\[])(?!(?:else|elif|except|finally)\b)")
+_CLASS = re.compile(r"class\s+(\w+(?:\([^()\n]*\))?)")
+_BODY = re.compile(r"\n([ \t]+)(?=[^\s#])")
+_MAY_BE_NONE = re.compile(r"\b(\w*arch) is\b")  # what a table gave for a capability
+_CONSTANT = re.compile(r"(?:[=<>(\[]|\bin)\s*(_*[A-Z][A-Z0-9_]{2,}\b|(?:cls|self)\.\w+|_?supported_\w+)")  # what something is compared with
+_NEXT = re.compile(r"\n(?: {4})?(?=[A-Za-z_@\"'#])")
+_GIVEN = re.compile(r"[ \t]*(?::[^=\n]+)?=(?!=)")
+_ASSIGNMENT = re.compile(r"[ \t]*[\w., \t]+(?::[^=\n]+)?=(?!=)")
+_ROUNDS = 3  # how often a name may hand its value on to another one
+
+
+class _Piece(NamedTuple):
+    """A statement at module level, or a member of a class."""
+
+    start: int
+    end: int
+    owner: str  # name of the class, with what it derives from; empty at module level
+
+
+def excerpt(raw: bytes) -> Optional[ast.Module]:
+    """The syntax tree of what may hold a predicate over the architecture in a Python file; None where nothing does.
+
+    Raises:
+        SyntaxError: The file is no Python source.
+    """
+    offsets = mentions(raw)
+    if not offsets:
+        return None
+    text = raw.decode("latin-1")  # one character a byte: offsets stay
+    if text.count('"""') % 2 or text.count("'''") % 2:
+        return _parsed(raw)  # where its strings start and end cannot be told from afar
+    try:
+        return _parsed(_Excerpt(text).around(offsets))
+    except (SyntaxError, ValueError):
+        return _parsed(raw)
+
+
+def _parsed(source: Union[str, bytes]) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # upstream's invalid escapes are none of ours
+        return ast.parse(source)
+
+
+class _Excerpt:
+    """The pieces of a file that are wanted, and which of their lines.
+
+    Args:
+        text: The file.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._quotes = [list(_all(text, mark)) for mark in ('"""', "'''")]
+        self._lines: dict[_Piece, list[Line]] = {}
+        self._wanted: dict[_Piece, set[int]] = {}
+        self._names: set[str] = set()
+
+    def around(self, offsets: Iterable[int]) -> str:
+        """The text of the lines at ``offsets`` and of every line that uses what those give a name to."""
+        for _round in range(_ROUNDS):
+            new = list(self._want(offsets))
+            if not new:
+                break
+            offsets = [place for piece, index in new for place in self._related(piece, self._lines[piece][index])]
+        return self._joined()
+
+    def _want(self, offsets: Iterable[int]) -> Iterator[tuple[_Piece, int]]:
+        piece = _Piece(0, 0, "")
+        for offset in sorted(set(offsets)):
+            if not piece.start <= offset < piece.end:
+                found = self._piece(offset)
+                if found is None:
+                    continue
+                piece = found
+            if piece not in self._lines:
+                self._lines[piece] = logical_lines(self.text, piece.start, piece.end)
+                self._wanted[piece] = set()
+            lines, wanted = self._lines[piece], self._wanted[piece]
+            index = bisect_right(lines, (offset, len(self.text))) - 1
+            if index >= 0 and index not in wanted and lines[index].word != "raise" and not _is_string(self.text, lines[index]):
+                wanted.add(index)
+                yield piece, index
+
+    def _piece(self, offset: int) -> Optional[_Piece]:
+        """The piece that holds ``offset``; None in a string, and in the head of a class."""
+        start = _last(_TOP, self.text, offset + 1)
+        if self._in_string(start):
+            return None
+        end, owner, pattern, head, named = len(self.text), "", _TOP, 0, _CLASS.match(self.text, start)
+        if named:
+            owner, end = named[1], self._end(_TOP, start, end)
+            head, body = start, _BODY.search(self.text, start, end)
+            pattern = _member(body[1]) if body else _TOP
+            start = _last(pattern, self.text, offset + 1, head)
+            if start == head or self._in_string(start):
+                return None
+        first, stop, lower = start, self._end(pattern, start, end), head
+        while first > lower:
+            above = _last(pattern, self.text, first, lower)
+            if above == first or self.text[above:first].lstrip()[:1] != "@":
+                break
+            first = above  # what is decorated goes with its decorators
+        while stop < end and self.text[start:stop].lstrip()[:1] == "@":
+            start, stop = stop, self._end(pattern, stop, end)  # a decorator goes with what it decorates
+        return _Piece(first, stop, owner)
+
+    def _end(self, pattern: re.Pattern[str], start: int, end: int) -> int:
+        match = pattern.search(self.text, start + 1, end)
+        while match and self._in_string(match.end()):
+            match = pattern.search(self.text, match.end(), end)
+        return match.end() if match else end
+
+    def _in_string(self, offset: int) -> bool:
+        return any(bisect_left(quotes, offset) % 2 for quotes in self._quotes)
+
+    def _related(self, piece: _Piece, line: Line) -> Iterator[int]:
+        """Where names that ``line`` gives a value are used, and, for a ``first`` line, where its constants get theirs."""
+        text = self.text[line.start : line.end]
+        answers = line.word == "return" and not piece.owner and _answers(text)
+        named = (
+            self._helper(piece)
+            if answers
+            else _renamed(text)
+            if line.word in ("from", "import")
+            else _handed_on(text)
+            if _ASSIGNMENT.match(text)
+            else ()
+        )
+        for name in named:
+            everywhere = answers or name.startswith(("self.", "cls.")) or (line.indent == 0 and not piece.owner)
+            if not everywhere:
+                yield from self._uses(name, piece.start, piece.end)
+            elif name not in self._names:
+                self._names.add(name)
+                yield from self._uses(name, 0, len(self.text))
+        for name in _MAY_BE_NONE.findall(text):
+            yield from _all(self.text, f" {name} = ", piece.start, piece.end)
+        for name in set(_CONSTANT.findall(text)) - self._names:
+            self._names.add(name)
+            own = name.rpartition(".")[2]
+            if self.text.startswith(own):
+                yield len(own)
+            for opening in (f"\n{own}", f"\n    {own}") if own != name else (f"\n{own}",):
+                for at in _all(self.text, opening):
+                    if _GIVEN.match(self.text, at + len(opening)) and self._length(at) < _LONGEST_TABLE:
+                        yield at + len(opening)
+
+    def _helper(self, piece: _Piece) -> list[str]:
+        """The name of the function that ``piece`` is."""
+        head = next((line for line in self._lines[piece] if line.word == "def"), None)
+        named = _HEAD.search(self.text, head.start, head.end) if head else None
+        return [named[1]] if named else []
+
+    def _length(self, offset: int) -> int:
+        """How long the statement is that starts behind ``offset``, a line ending."""
+        match = _NEXT.search(self.text, offset + 1)
+        return (match.start() if match else len(self.text)) - offset
+
+    def _uses(self, name: str, start: int, end: int) -> Iterator[int]:
+        for at in _all(self.text, name, start, end):
+            before, behind = self.text[at - 1 : at], self.text[at + len(name) : at + len(name) + 1]
+            if before != "." and not _is_word(before) and not _is_word(behind):
+                yield at
+
+    def _joined(self) -> str:
+        out: list[str] = []
+        at, owner = 0, ""
+        for piece in sorted(piece for piece, wanted in self._wanted.items() if wanted):
+            gap = self.text.count("\n", at, piece.start)
+            headed = piece.owner and piece.owner != owner
+            out.append("\n" * (gap - 1) + f"class {piece.owner}:\n" if headed else "\n" * gap)
+            out.append(pruned(self.text, self._lines[piece], self._wanted[piece]))
+            at, owner = self._lines[piece][-1].end, piece.owner
+        return "".join(out)
+
+
+def _all(text: str, part: str, start: int = 0, end: Optional[int] = None) -> Iterator[int]:
+    """Every offset of ``part`` in ``text[start:end]``."""
+    end = len(text) if end is None else end
+    at = text.find(part, start, end)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + len(part), end)
+
+
+def _last(pattern: re.Pattern[str], text: str, end: int, start: int = 0) -> int:
+    """Where the last match of ``pattern`` in ``text[start:end]`` ends; ``start`` without one."""
+    reach = 2000
+    while True:
+        lower = max(start, end - reach)
+        found = start
+        for match in pattern.finditer(text, lower, end):
+            found = match.end()
+        if found > start or lower == start:
+            return found
+        reach *= 4
+
+
+@cache
+def _member(indentation: str) -> re.Pattern[str]:
+    return re.compile(rf"\n(?={re.escape(indentation)}[A-Za-z_@(\[])(?!\s*(?:else|elif|except|finally)\b)")
+
+
+def _is_string(text: str, line: Line) -> bool:
+    return text[line.start : line.end].lstrip().lstrip("rRbBuU")[:1] in ("'", '"')
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
+def _answers(text: str) -> bool:
+    """Whether a statement returns the answer to a predicate."""
+    try:
+        statement = ast.parse(f"def f():\n {text.strip()}").body[0]
+    except (SyntaxError, ValueError):
+        return False
+    value = getattr(getattr(statement, "body", [None])[0], "value", None)
+    return isinstance(value, (ast.BoolOp, ast.Compare, ast.UnaryOp)) or (isinstance(value, ast.Call) and is_architectural(value))
+
+
+def _renamed(text: str) -> list[str]:
+    """The names that an import gives to what asks for an architecture."""
+    return [name for source, name in re.findall(r"(\w+)[ \t]+as[ \t]+(\w+)", text) if _SOURCE.search(source)]
+
+
+def _handed_on(text: str) -> Iterator[str]:
+    """The names that an assignment gives a capability, a part of one, or the answer to a predicate."""
+    try:
+        statement = ast.parse(text.strip()).body[0]
+    except (SyntaxError, IndexError, ValueError):
+        return
+    value = getattr(statement, "value", None)
+    if value is None or not is_architectural(value):
+        return
+    for target in statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", value)]:
+        for item in target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]:
+            name = dotted_name(item)
+            if name and name != "_":
+                yield name
+
+
+_SOURCE = re.compile(r"capabilit|is_\w*sm_?\d|sm_version|device_sm|blackwell|hopper|_arch$|^arch$|arch_support", re.IGNORECASE)
+_WRAPPERS = frozenset({"tuple", "int", "bool", "str", "max", "min", "lru_cache", "cache"})
+
+
+def is_architectural(node: ast.expr) -> bool:
+    """Whether ``node`` is a predicate, or reads a capability and hands it on as it is."""
+    if isinstance(node, (ast.BoolOp, ast.Compare)):
+        return True
+    if isinstance(node, ast.UnaryOp):
+        return is_architectural(node.operand)
+    if isinstance(node, ast.BinOp):
+        return is_architectural(node.left) or is_architectural(node.right)
+    if isinstance(node, ast.IfExp):
+        return is_architectural(node.body) or is_architectural(node.orelse) or isinstance(node.test, (ast.BoolOp, ast.Compare))
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return any(is_architectural(item) for item in node.elts)
+    if isinstance(node, ast.Subscript):
+        return is_architectural(node.value)
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return bool(_SOURCE.search(name)) or (name in _WRAPPERS and any(is_architectural(argument) for argument in node.args))
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        name = dotted_name(node)
+        return bool(_SOURCE.search(name.rpartition(".")[2])) or name.endswith((".major", ".minor")) or name in ("major", "minor")
+    return False

@@ -1,0 +1,937 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Find the gates in Python sources: conditions, guards, decorators and lists that keep code from a host.
+
+A name means what the file gives it. A name that the file is handed (a parameter, an import) means an architecture where
+it is called like one: ``major``, ``sm_version``, ``is_sm90_supported``. Anything else stays unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Callable, NamedTuple, Optional, Union
+
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate, is_left_over
+from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, FunctionNode, dotted_name
+
+
+class Closed(NamedTuple):
+    """A gate that is closed on a host."""
+
+    line: int
+    end_line: int
+    expression: str  # on one line
+    kind: str
+    guards: str  # function that it stands in or decorates; empty at module level
+    replaced: bool  # whether other code serves the host
+
+
+class Undecided(NamedTuple):
+    """A condition over an architecture whose value cannot be told."""
+
+    line: int
+    expression: str
+    guards: str
+
+
+# --- what names mean --------------------------------------------------------------------------------------------
+
+
+class Unknown:
+    """The value of an expression that does not follow from the host.
+
+    Args:
+        architecture: Whether it speaks of one: then what depends on it is undecided.
+    """
+
+    def __init__(self, architecture: bool) -> None:
+        self.architecture = architecture
+
+
+_UNKNOWN, _UNDECIDED = Unknown(False), Unknown(True)
+
+
+class Architecture(int):
+    """A compute capability that code may compare as 120, as (12, 0) or as "sm_120a"."""
+
+    capability: Capability
+
+    def __new__(cls, capability: Capability) -> Architecture:
+        """Return ``capability`` as the number major * 10 + minor."""
+        self = super().__new__(cls, capability[0] * 10 + capability[1])
+        self.capability = capability
+        return self
+
+
+_SPELLED = re.compile(r"(?:sm_?|compute_)?(\d{2,3})[af]?", re.IGNORECASE)
+_PREFIX = r"_*(?:(?:device|dev|target|current|gpu|cuda|compute|runtime|host|sm|cc|cap|capability|arch|properties)_)*"
+_MAJOR = re.compile(rf"{_PREFIX}(?<!cuda_)major", re.IGNORECASE)
+_MINOR = re.compile(rf"{_PREFIX}(?<!cuda_)minor", re.IGNORECASE)
+_WHOLE = re.compile(rf"{_PREFIX}(?:sm|sm_version|sm_arch|sm_num|arch|capability(?:_tuple|_int)?)", re.IGNORECASE)
+_HOLDER = re.compile(r"prop|device|arch|cap|target|gpu|platform|(?:^|_)cc$", re.IGNORECASE)
+_ASKS_WHOLE = re.compile(r"_?get_\w*(?:capability|sm_version|device_sm|arch)|\w*cuda_arch|_?\w*device_arch|_?current_arch", re.IGNORECASE)
+_FLAG = re.compile(r"_*(?:is_\w*?|on_)?sm_?(\d{2,3}|\d\dx)([afx])?(?:_or_sm_?(\d{2,3}))?(?:_(\w+))?", re.IGNORECASE)
+_NEWER_TOO = re.compile(r"newer|later|plus|min|above|ge\b")
+_SAME = re.compile(r"(?:is_)?(?:supported|family|device|target|arch|gpu|capable|datacenter|only|range)")
+_OTHER_VENDOR = re.compile(
+    r"_*(?:is|use)_(?:hip|rocm|npu|xpu|musa|mps|hpu|cpu|gfx\w*|amd\w*|ascend\w*)(?:_supported|_available)?", re.IGNORECASE
+)
+_SAME_VENDOR = re.compile(r"_*is_(?:cuda|cuda_alike|nvidia)", re.IGNORECASE)
+_FAMILIES: tuple[tuple[re.Pattern[str], Callable[[int], bool]], ...] = (
+    (re.compile(r"_*is_(?:nvidia_)?hopper(?:_with_cuda_\w+|_supported)?", re.IGNORECASE), lambda major: major == 9),
+    (re.compile(r"_*is_ampere(?:_with_cuda_\w+|_supported)?", re.IGNORECASE), lambda major: major == 8),
+    (re.compile(r"_*is_blackwell(?:_supported)?", re.IGNORECASE), lambda major: major in (10, 11, 12)),
+    (re.compile(r"_*is_arch_support_pdl", re.IGNORECASE), lambda major: major >= 9),
+)
+# `is_blackwell()` means the datacenter chips alone in this part of sglang, which has platform classes of its own.
+_DATACENTER_ONLY = "sglang/multimodal_gen/"
+_ASKS_AT_LEAST = frozenset({"has_device_capability", "is_device_capability_at_least"})
+_COPIES = frozenset({"tuple", "list", "set", "frozenset", "int", "str", "bool", "sorted"})
+_FIXED: Mapping[str, object] = {"TYPE_CHECKING": False, "typing.TYPE_CHECKING": False, "__name__": "", "torch.version.hip": None}
+
+
+@cache
+def meaning(name: str, capability: Capability) -> object:
+    """What a name that a file is handed stands for on a host; an Unknown where it is not called like an architecture."""
+    major, minor = capability
+    if _MAJOR.fullmatch(name):
+        return major
+    if _MINOR.fullmatch(name):
+        return minor
+    if _WHOLE.fullmatch(name):
+        return Architecture(capability)
+    if _OTHER_VENDOR.fullmatch(name):
+        return False
+    if _SAME_VENDOR.fullmatch(name):
+        return True
+    for pattern, admits in _FAMILIES:
+        if pattern.fullmatch(name):
+            return admits(major)
+    flag = _FLAG.fullmatch(name)
+    return _flagged(capability, *flag.groups()) if flag else _UNKNOWN
+
+
+def _flagged(capability: Capability, number: str, suffix: Optional[str], other: Optional[str], rest: Optional[str]) -> object:
+    """Whether a host is what ``is_sm<number><suffix>_<rest>`` asks for."""
+    major, minor = capability
+    if "x" in (number[-1].lower(), (suffix or "").lower()):
+        return major == int(number.rstrip("xX"))
+    rest = (rest or "").lower()
+    if _NEWER_TOO.search(rest):
+        return major * 10 + minor >= int(number)
+    if rest and not _SAME.fullmatch(rest):
+        return _UNDECIDED
+    by_major = int(number) % 10 == 0 and not (number == "120" and (suffix or not rest))
+    wanted = [int(item) for item in (number, other) if item]
+    return any(item == major * 10 + minor or (by_major and item // 10 == major) for item in wanted)
+
+
+class Reader:
+    """What expressions of a file mean on a host. It is made for speed, and for names that the file does not explain.
+
+    Args:
+        capability: The host that is asked about.
+        names: What names are bound to, attributes such as ``self.x`` included; None: it cannot be told.
+        file: Path of the file, relative to site-packages.
+    """
+
+    def __init__(self, capability: Capability, names: Bindings, file: str) -> None:
+        self.capability, self.names, self.file = capability, names, file
+        self._worked_out: dict[int, object] = {}  # UNKNOWN while one is worked out: it may need itself
+
+    def truth(self, node: ast.expr) -> Optional[bool]:
+        """True, False, or None where the host does not decide."""
+        value = self.value(node)
+        return None if isinstance(value, Unknown) else bool(value)
+
+    def leaning(self, node: ast.expr) -> Optional[bool]:
+        """The same as far as the host has a say: operands of ``and`` and ``or`` that are unknown do not count."""
+        if isinstance(node, ast.BoolOp):
+            known = [value for value in map(self.leaning, node.values) if value is not None]
+            return None if not known else any(known) if isinstance(node.op, ast.Or) else all(known)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            value = self.leaning(node.operand)
+            return None if value is None else not value
+        return self.truth(node)
+
+    def value(self, node: ast.expr) -> object:
+        """The value of ``node``, or an Unknown."""
+        read = _READERS.get(type(node))
+        return read(self, node) if read else _UNKNOWN
+
+    def _constant(self, node: ast.Constant) -> object:
+        return node.value
+
+    def _name(self, node: ast.Name) -> object:
+        name = node.id
+        if name in _FIXED:
+            return _FIXED[name]
+        if name not in self.names:
+            return meaning(name, self.capability)
+        binding = self.names[name]
+        if isinstance(binding, ast.alias):
+            return meaning(binding.name.rpartition(".")[2], self.capability)
+        return self._once(binding) if isinstance(binding, ast.expr) else _UNDECIDED if _speaks(name) else _UNKNOWN
+
+    def _once(self, binding: ast.expr) -> object:
+        if id(binding) not in self._worked_out:
+            self._worked_out[id(binding)] = _UNKNOWN
+            self._worked_out[id(binding)] = self.value(binding)
+        return self._worked_out[id(binding)]
+
+    def _attribute(self, node: ast.Attribute) -> object:
+        dotted = dotted_name(node)
+        if dotted in self.names:
+            binding = self.names[dotted]
+            return self._once(binding) if isinstance(binding, ast.expr) else _UNDECIDED if _speaks(node.attr) else _UNKNOWN
+        if dotted in _FIXED:
+            return _FIXED[dotted]
+        if node.attr in ("major", "minor"):
+            whole = self.value(node.value)
+            whole = whole.capability if isinstance(whole, Architecture) else whole
+            holder = node.value.func if isinstance(node.value, ast.Call) else node.value
+            if not isinstance(whole, tuple) and not _HOLDER.search(_last_name(holder)):
+                return _UNKNOWN
+            return (whole if isinstance(whole, tuple) else self.capability)[node.attr == "minor"]
+        owner = _last_name(node.value.func if isinstance(node.value, ast.Call) else node.value)
+        if _WHOLE.fullmatch(node.attr) and owner not in ("self", "cls") and not _HOLDER.search(owner):
+            return _UNKNOWN  # the architecture of something else
+        return meaning(node.attr, self.capability)
+
+    def _call(self, node: ast.Call) -> object:
+        name = _last_name(node.func)
+        if name == "is_blackwell" and isinstance(node.func, ast.Attribute) and self.file.startswith(_DATACENTER_ONLY):
+            return self.capability[0] == 10
+        if name in _COPIES and len(node.args) == 1:
+            value = self.value(node.args[0])
+            return bool(value) if name == "bool" and not isinstance(value, Unknown) else value
+        if name == "get" and node.args and isinstance(node.func, ast.Attribute):
+            return self._looked_up(node.func.value, node.args)
+        if name in _ASKS_AT_LEAST and node.args:
+            least = self.value(node.args[0])
+            own = self.capability if isinstance(least, tuple) else Architecture(self.capability)
+            return own >= least if isinstance(least, (int, tuple)) else _UNDECIDED  # type: ignore[operator]
+        if name == "is_available" and dotted_name(node.func) == "torch.cuda.is_available":
+            return True
+        binding = self.names.get(name) if isinstance(node.func, ast.Name) else None
+        if isinstance(binding, ast.alias):
+            name = binding.name.rpartition(".")[2]
+        elif isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if id(binding) not in self._worked_out:
+                self._worked_out[id(binding)] = _UNKNOWN
+                self._worked_out[id(binding)] = self._returned(binding)
+            value = self._worked_out[id(binding)]
+            if not isinstance(value, Unknown):
+                return value
+        if _ASKS_WHOLE.fullmatch(name) or name == "to_int":
+            return Architecture(self.capability)
+        return meaning(name, self.capability)
+
+    def _looked_up(self, table: ast.expr, arguments: list[ast.expr]) -> object:
+        """What ``table.get(key)`` gives, as far as it is known: None where the key is not there."""
+        keys, key = self.value(table), self.value(arguments[0])
+        if not isinstance(keys, tuple) or isinstance(key, Unknown):
+            return _UNKNOWN
+        if any(_equal(key, item) is not False for item in keys):
+            return _UNKNOWN
+        return self.value(arguments[1]) if len(arguments) > 1 else None
+
+    def _returned(self, function: FunctionNode) -> object:
+        """What a function of the file returns whatever it is handed."""
+        handed = parameters(function)
+        names = {name: value for name, value in {**self.names, **bindings(function.body)}.items() if name not in handed}
+        inner = Reader(self.capability, names, self.file)
+        inner._worked_out = self._worked_out
+        values: list[object] = []
+        if inner._run(function.body, values) is not True:
+            values.append(None)
+        known = [value for value in values if not isinstance(value, Unknown)]
+        if not known or len(known) < len(values) or any(type(value) is not type(known[0]) or value != known[0] for value in known):
+            return _UNDECIDED if any(isinstance(value, Unknown) and value.architecture for value in values) else _UNKNOWN
+        return known[0]
+
+    def _run(self, body: list[ast.stmt], values: list[object]) -> Optional[bool]:
+        """Collect what ``body`` may return; True where it leaves the function certainly, None where it may."""
+        leaves: Optional[bool] = False
+        for statement in body:
+            gone: Optional[bool] = False
+            if isinstance(statement, ast.Return):
+                values.append(self.value(statement.value) if statement.value else None)
+                return True
+            if isinstance(statement, ast.Raise):
+                return True
+            if isinstance(statement, ast.If):
+                truth = self.truth(statement.test)
+                blocks = [block for taken, block in ((True, statement.body), (False, statement.orelse)) if truth is not (not taken)]
+                left = [self._run(block, values) for block in blocks]
+                gone = True if all(left) else None if any(item is not False for item in left) else False
+            elif isinstance(statement, (ast.For, ast.While, ast.With, ast.Try)):
+                blocks = [statement.body, *(handler.body for handler in getattr(statement, "handlers", ()))]
+                left = [self._run(block, values) for block in blocks]
+                gone = None if any(item is not False for item in left) else False
+            if gone:
+                return True
+            leaves = None if gone is None else leaves
+        return leaves
+
+    def _bool_op(self, node: ast.BoolOp) -> object:
+        settles = isinstance(node.op, ast.Or)
+        unknown: Optional[Unknown] = None
+        value: object = None
+        for operand in node.values:
+            value = self.value(operand)
+            if isinstance(value, Unknown):
+                unknown = value if value.architecture or unknown is None else unknown
+            elif bool(value) is settles:
+                return value
+        return value if unknown is None else unknown
+
+    def _unary(self, node: ast.UnaryOp) -> object:
+        value = self.value(node.operand)
+        if isinstance(value, Unknown):
+            return value
+        if isinstance(node.op, ast.Not):
+            return not value
+        return -value if isinstance(node.op, ast.USub) and isinstance(value, int) else _UNKNOWN
+
+    def _sequence(self, node: Union[ast.Tuple, ast.List, ast.Set]) -> object:
+        return tuple(self.value(item) for item in node.elts)
+
+    def _dict(self, node: ast.Dict) -> object:
+        return tuple(self.value(key) for key in node.keys if key is not None)
+
+    def _subscript(self, node: ast.Subscript) -> object:
+        whole, index = self.value(node.value), self.value(node.slice)
+        whole = whole.capability if isinstance(whole, Architecture) else whole
+        if not isinstance(whole, tuple) or not isinstance(index, int) or isinstance(node.value, ast.Dict):
+            return whole if isinstance(whole, Unknown) else _UNKNOWN
+        return whole[index] if -len(whole) <= index < len(whole) else _UNKNOWN
+
+    def _arithmetic(self, node: ast.BinOp) -> object:
+        left, right = self.value(node.left), self.value(node.right)
+        if isinstance(left, Unknown) or isinstance(right, Unknown):
+            return _UNDECIDED if getattr(left, "architecture", False) or getattr(right, "architecture", False) else _UNKNOWN
+        calculate = _BINARY.get(type(node.op))
+        if isinstance(left, tuple) and isinstance(right, tuple) and isinstance(node.op, ast.Add):
+            return left + right
+        if (
+            calculate is None
+            or not isinstance(left, int)
+            or not isinstance(right, int)
+            or (right == 0 and not isinstance(node.op, ast.Add))
+        ):
+            return _UNKNOWN
+        return calculate(int(left), int(right))
+
+    def _choice(self, node: ast.IfExp) -> object:
+        truth = self.truth(node.test)
+        return _UNKNOWN if truth is None else self.value(node.body if truth else node.orelse)
+
+    def _comprehension(self, node: Union[ast.GeneratorExp, ast.ListComp]) -> object:
+        """The items of something as they are, such as ``int(x) for x in capability``."""
+        generator, item = node.generators[0], node.elt
+        if isinstance(item, ast.Call) and _last_name(item.func) in _COPIES and len(item.args) == 1:
+            item = item.args[0]
+        as_they_are = len(node.generators) == 1 and not generator.ifs and dotted_name(item) == dotted_name(generator.target) != ""
+        return self.value(generator.iter) if as_they_are else _UNKNOWN
+
+    def _walrus(self, node: ast.NamedExpr) -> object:
+        return self.value(node.value)
+
+    def _compare(self, node: ast.Compare) -> object:
+        items = [self.value(item) for item in (node.left, *node.comparators)]
+        unknown: Optional[Unknown] = None
+        for comparison, left, right in zip(node.ops, items, items[1:]):
+            answer = _compared(comparison, left, right)
+            if answer is False:
+                return False
+            unknown = answer if isinstance(answer, Unknown) else unknown
+        return True if unknown is None else unknown
+
+
+_READERS: Mapping[type, Callable[..., object]] = {
+    ast.Constant: Reader._constant, ast.Name: Reader._name, ast.Attribute: Reader._attribute, ast.Call: Reader._call,
+    ast.BoolOp: Reader._bool_op, ast.UnaryOp: Reader._unary, ast.Compare: Reader._compare, ast.IfExp: Reader._choice,
+    ast.Tuple: Reader._sequence, ast.List: Reader._sequence, ast.Set: Reader._sequence, ast.Dict: Reader._dict,
+    ast.Subscript: Reader._subscript, ast.BinOp: Reader._arithmetic, ast.NamedExpr: Reader._walrus,
+    ast.GeneratorExp: Reader._comprehension, ast.ListComp: Reader._comprehension,
+}  # fmt: skip
+_BINARY: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+
+
+def _speaks(name: str) -> bool:
+    return not isinstance(meaning(name, (12, 0)), Unknown)
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """``node`` and everything in it: what ast.walk gives, in another order and in half the time."""
+    pending = [node]
+    while pending:
+        node = pending.pop()
+        yield node
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if isinstance(value, ast.AST):
+                pending.append(value)
+            elif isinstance(value, list):
+                pending.extend(item for item in value if isinstance(item, ast.AST))
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _compared(comparison: ast.cmpop, left: object, right: object) -> object:
+    """True, False or an Unknown; an Architecture takes the form that the other side has."""
+    if isinstance(left, Unknown) or isinstance(right, Unknown):
+        asked = getattr(left, "architecture", isinstance(left, Architecture)) or getattr(
+            right, "architecture", isinstance(right, Architecture)
+        )
+        return _UNDECIDED if asked else _UNKNOWN
+    if isinstance(comparison, (ast.Is, ast.IsNot)):
+        return (left is right) is isinstance(comparison, ast.Is)
+    if isinstance(comparison, (ast.In, ast.NotIn)):
+        if isinstance(left, str) and isinstance(right, str):
+            return (left in right) is isinstance(comparison, ast.In)
+        if not isinstance(right, tuple):
+            return _UNDECIDED
+        answers = [_equal(left, item) for item in right]
+        found = True if True in answers else None if None in answers else False
+        return _UNDECIDED if found is None else found is isinstance(comparison, ast.In)
+    pair = _aligned(left, right)
+    if isinstance(comparison, (ast.Eq, ast.NotEq)):
+        equal = left == right if pair is None and isinstance(left, str) and isinstance(right, str) else pair and pair[0] == pair[1]
+        return _UNDECIDED if equal is None else equal is isinstance(comparison, ast.Eq)
+    if pair is None:
+        return _UNDECIDED
+    if isinstance(comparison, (ast.LtE, ast.GtE)) and pair[0] == pair[1]:
+        return True
+    return pair[0] < pair[1] if isinstance(comparison, (ast.Lt, ast.LtE)) else pair[0] > pair[1]  # type: ignore[operator]
+
+
+def _equal(one: object, other: object) -> Optional[bool]:
+    if isinstance(one, Unknown) or isinstance(other, Unknown):
+        return None
+    if isinstance(one, str) and isinstance(other, str):
+        return one == other
+    pair = _aligned(one, other)
+    return None if pair is None else pair[0] == pair[1]
+
+
+_Comparable = Union[int, tuple[object, ...]]
+
+
+def _aligned(left: object, right: object) -> Optional[tuple[_Comparable, _Comparable]]:
+    """Both values in one form; None where they cannot be compared."""
+    if isinstance(right, Architecture) and not isinstance(left, Architecture):
+        turned = _aligned(left=right, right=left)
+        return turned and (turned[1], turned[0])
+    if isinstance(left, Architecture) and isinstance(right, str):
+        spelled = _SPELLED.fullmatch(right)
+        return (int(left), int(spelled[1])) if spelled else None
+    if isinstance(left, Architecture) and isinstance(right, tuple):
+        return left.capability, right
+    if isinstance(left, Architecture) and isinstance(right, int) and not isinstance(right, Architecture):
+        form = next(
+            (value for low, high, value in ((5, 14, left // 10), (50, 140, int(left)), (500, 1400, left * 10)) if low <= right < high), None
+        )
+        return None if form is None else (form, right)
+    if isinstance(left, tuple) and isinstance(right, tuple) and all(isinstance(item, int) for item in (*left, *right)):
+        return left, right
+    return (left, right) if isinstance(left, int) and isinstance(right, int) else None
+
+
+# --- bindings ---------------------------------------------------------------------------------------------------
+
+# What a name is bound to: an expression, a function, or an import; None: several things, or something that is not seen.
+Binding = Union[ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, ast.alias, None]
+Bindings = Mapping[str, Binding]
+_Assignments = dict[str, list[Optional[ast.AST]]]
+
+
+def bindings(body: Iterable[ast.stmt]) -> Bindings:
+    """What the statements of ``body`` bind names to."""
+    return _told(_assigned(body))
+
+
+def parameters(function: FunctionNode) -> list[str]:
+    """The names of the parameters of ``function``."""
+    arguments = function.args
+    return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def _told(found: _Assignments) -> Bindings:
+    """The one thing that each name is bound to. A default that something else replaces does not count."""
+    bound: dict[str, Binding] = {}
+    for name, values in found.items():
+        telling = [value for value in values if not isinstance(value, ast.Constant)] or values
+        first = telling[0]
+        same = len(telling) == 1 or all(value and first and ast.dump(value) == ast.dump(first) for value in telling)
+        bound[name] = first if same and isinstance(first, (ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, ast.alias)) else None
+    return bound
+
+
+def _collect(body: Iterable[ast.stmt], found: _Assignments) -> None:
+    for statement in body:
+        if isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                _bind(target, statement.value, found)
+        elif isinstance(statement, ast.AnnAssign):
+            if statement.value is not None:
+                _bind(statement.target, statement.value, found)
+        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.setdefault(statement.name, []).append(statement)
+        elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+            for alias in statement.names:
+                found.setdefault(alias.asname or alias.name.split(".", 1)[0], [alias])
+        elif isinstance(statement, ast.AugAssign):
+            _bind(statement.target, None, found)
+        elif not isinstance(statement, ast.ClassDef):
+            if isinstance(statement, (ast.For, ast.AsyncFor)):
+                _bind(statement.target, None, found)
+            test = getattr(statement, "test", None)
+            for part in (test, *getattr(test, "values", ()), getattr(test, "left", None)):
+                if isinstance(part, ast.NamedExpr):
+                    _bind(part.target, part.value, found)
+            for item in getattr(statement, "items", ()):
+                if item.optional_vars is not None:
+                    _bind(item.optional_vars, None, found)
+            for block in ("body", "orelse", "finalbody"):
+                _collect(getattr(statement, block, ()), found)
+            for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+                _collect(part.body, found)
+
+
+def _bind(target: ast.expr, value: Optional[ast.expr], found: _Assignments) -> None:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts) else None
+        for index, item in enumerate(target.elts):
+            if isinstance(item, ast.Starred):
+                _bind(item.value, None, found)
+            else:
+                part = parts[index] if parts else ast.Subscript(value, ast.Constant(index), ast.Load()) if value is not None else None
+                _bind(item, part, found)
+        return
+    name = dotted_name(target)
+    if name:
+        found.setdefault(name, []).append(value)
+
+
+# --- judging ----------------------------------------------------------------------------------------------------
+
+_LISTED = re.compile(r"supported_(?:major|cc|compute|sm|arch|cuda)\w*|supported_capabilit\w*", re.IGNORECASE)
+_LIST_TAKERS: Mapping[str, int] = {"get_nvcc_flags_list": 0, "supported_compute_capability": 0}
+_DECORATOR = re.compile(r"supported_compute_capabilit\w*|supported_(?:sm|arch|cc)\w*|requires?_compute_capabilit\w*")
+_QUIET = re.compile(r"(?:^|\.)(?:print|debug|info|warning|warn|error|exception|log_info_on_rank0|format|join|append|isinstance|hasattr)$")
+
+
+class _Place:
+    """Where a statement stands.
+
+    Args:
+        file: Path of the file, relative to site-packages.
+        names: What names are bound to there.
+        owner: The class and the functions around it.
+    """
+
+    def __init__(self, file: str, names: Bindings, owner: str) -> None:
+        self.file, self.names, self.owner = file, names, owner
+        self._readers: dict[Capability, Reader] = {}
+
+    def inside(self, names: Bindings, name: str, handed: Iterable[str] = ()) -> _Place:
+        """The place in a class or function called ``name``, which is ``handed`` some of its names."""
+        inner = {**self.names, **names}
+        for parameter in handed:
+            inner.pop(parameter, None)
+        return _Place(self.file, inner, f"{self.owner}.{name}" if self.owner else name)
+
+    def reader(self, capability: Capability) -> Reader:
+        """What expressions mean there on a host."""
+        if capability not in self._readers:
+            self._readers[capability] = Reader(capability, self.names, self.file)
+        return self._readers[capability]
+
+
+class _File:
+    """One file, judged for one host.
+
+    Args:
+        tree: Its syntax tree, or an excerpt of that.
+        file: Its path, relative to site-packages.
+        host: Compute capability of the host.
+    """
+
+    def __init__(self, tree: ast.Module, file: str, host: Capability) -> None:
+        self._host = host
+        self.closed: list[Closed] = []
+        self.undecided: list[Undecided] = []
+        self._explained: set[str] = set()  # names that a finding says the meaning of
+        self._flags: list[tuple[set[str], Closed]] = []  # names that got their value from closed predicates alone
+        self._classes = [statement for statement in tree.body if isinstance(statement, ast.ClassDef)]
+        self._block(tree.body, _Place(file, bindings(tree.body), ""))
+        self.closed += [finding for names, finding in self._flags if names.isdisjoint(self._explained)]
+
+    # -- values
+
+    def _truth(self, node: ast.expr, place: _Place, leaning: bool = False, capability: Optional[Capability] = None) -> Optional[bool]:
+        """Whether ``node`` holds; ``leaning``: as far as the host has a say, whatever its unknown parts are."""
+        reader = place.reader(capability or self._host)
+        return reader.leaning(node) if leaning else reader.truth(node)
+
+    def _admits(self, node: ast.expr, place: _Place, wanted: bool, leaning: bool = False) -> list[Capability]:
+        """The reference capabilities at which ``node`` may come out as ``wanted``."""
+        return [other for other in REFERENCE if self._truth(node, place, leaning, other) is not (not wanted)]
+
+    def _found(self, node: ast.AST, expression: str, kind: str, place: _Place, replaced: bool = False) -> Closed:
+        line = getattr(node, "lineno", 0)
+        return Closed(line, getattr(node, "end_lineno", None) or line, expression, kind, place.owner, replaced)
+
+    def _report(self, node: ast.expr, kind: str, place: _Place, replaced: bool = False) -> None:
+        self.closed.append(self._found(node, self._shown(node, place), kind, place, replaced))
+
+    def _shown(self, node: ast.expr, place: _Place) -> str:
+        """``node`` as source text, with what the names in it that tell nothing by themselves stand for."""
+        text = ast.unparse(node)
+        meant = []
+        for name in dict.fromkeys(dotted_name(part) for part in walk(node) if isinstance(part, (ast.Name, ast.Attribute))):
+            value = place.names.get(name)
+            if isinstance(value, (ast.BoolOp, ast.Compare, ast.UnaryOp)) and name in text:
+                meant.append(f"{name} = {ast.unparse(value)}")
+                self._explained.add(name)
+        return f"{text}, where {', '.join(meant)}" if meant else text
+
+    # -- statements
+
+    def _block(self, body: list[ast.stmt], place: _Place) -> None:
+        for index, statement in enumerate(body):
+            if self._statement(statement, body[index + 1 :], place):
+                return  # what follows is not reached here
+
+    def _statement(self, statement: ast.stmt, rest: list[ast.stmt], place: _Place) -> bool:
+        """Judge one statement; True where control does not go on behind it on this host."""
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self._function(statement, place)
+        elif isinstance(statement, ast.ClassDef):
+            self._block(statement.body, place.inside(_attributes(statement, _heirs(statement, self._classes)), statement.name))
+        elif isinstance(statement, ast.If):
+            return self._if(statement, rest, place)
+        elif isinstance(statement, ast.Assert):
+            self._demand(statement.test, "assert", place)
+        elif isinstance(statement, ast.While):
+            if self._condition(statement.test, statement.body, [], [], place) is not False:
+                self._block(statement.body, place)
+        elif isinstance(statement, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)):
+            self._block(statement.body, place)
+        elif isinstance(statement, ast.Try):
+            for block in (statement.body, *(handler.body for handler in statement.handlers), statement.orelse, statement.finalbody):
+                self._block(block, place)
+        elif isinstance(statement, ast.Return):
+            if statement.value is not None:
+                self._returned(statement.value, place)
+            return True
+        elif isinstance(statement, (ast.Raise, ast.Continue, ast.Break)):
+            return True
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            self._assignment(statement, place)
+        elif isinstance(statement, (ast.Expr, ast.AugAssign)):
+            self._expression(statement.value, place)
+        elif hasattr(statement, "cases"):
+            for case in statement.cases:
+                self._block(case.body, place)
+        return False
+
+    def _function(self, function: FunctionNode, place: _Place) -> None:
+        inner = place.inside(bindings(function.body), function.name, parameters(function))
+        for decorator in function.decorator_list:
+            self._decorator(decorator, inner, place)
+        self._block(function.body, inner)
+
+    def _if(self, statement: ast.If, rest: list[ast.stmt], place: _Place) -> bool:
+        truth = self._condition(statement.test, statement.body, statement.orelse, rest, place)
+        self._expression(statement.test, place)
+        left = []
+        for taken, block in ((True, statement.body), (False, statement.orelse)):
+            if truth is not (not taken):
+                self._block(block, place)
+                left.append(_leaves(block))
+        return all(left)
+
+    def _condition(
+        self, test: ast.expr, body: list[ast.stmt], orelse: list[ast.stmt], rest: list[ast.stmt], place: _Place
+    ) -> Optional[bool]:
+        """Judge the condition of ``body``; its value."""
+        truth = self._truth(test, place)
+        otherwise = orelse or (rest if _leaves(body) else [])
+        if not self._serves(body, place):
+            if self._truth(test, place, leaning=True) and self._admits(test, place, False, leaning=True):
+                self._report(test, "raise" if isinstance(body[-1], ast.Raise) else "early return", place)
+        elif truth is False and is_gate(self._host, self._admits(test, place, True)):
+            self._report(test, "condition", place, self._serves(otherwise, place))
+        elif truth is True and otherwise:
+            takers = self._admits(test, place, False)
+            if is_gate(self._host, takers) and not is_left_over(self._host, takers) and self._serves(otherwise, place):
+                self._report(test, "condition", place, True)
+        if truth is None:
+            self._doubt(test, place)
+        return truth
+
+    def _serves(self, block: list[ast.stmt], place: _Place) -> bool:
+        """Whether ``block`` does something for the host, other than to refuse it or to return at once with nothing."""
+        refused = bool(block) and isinstance(block[-1], ast.Raise)
+        for statement in block:
+            if isinstance(statement, ast.If):
+                truth = self._truth(statement.test, place)
+                taken = [branch for value, branch in ((True, statement.body), (False, statement.orelse)) if truth is not (not value)]
+                if any(self._serves(branch, place) and not (refused and not _leaves(branch)) for branch in taken):
+                    return True
+                if all(_leaves(branch) for branch in taken):
+                    return False
+            elif isinstance(statement, ast.Return):
+                return statement.value is not None and not _is_nothing(statement.value)
+            elif isinstance(statement, (ast.Raise, ast.Continue, ast.Break)):
+                return False
+            elif not refused and not isinstance(statement, ast.Pass) and not _is_quiet(statement):
+                return True
+        return False
+
+    def _demand(self, test: ast.expr, kind: str, place: _Place) -> None:
+        if self._truth(test, place, leaning=True) is False and self._admits(test, place, True, leaning=True):
+            self._report(test, kind, place)
+        elif self._truth(test, place) is None:
+            self._doubt(test, place)
+
+    def _returned(self, value: ast.expr, place: _Place) -> None:
+        if _is_predicate(value):
+            if place.reader(self._host).value(value) is False and is_gate(self._host, self._admits(value, place, True)):
+                self._report(value, "return", place)
+            elif self._truth(value, place) is None:
+                self._doubt(value, place)
+        self._expression(value, place)
+
+    def _assignment(self, statement: Union[ast.Assign, ast.AnnAssign], place: _Place) -> None:
+        value = statement.value
+        if value is None:
+            return
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        names = {dotted_name(target) for target in targets}
+        if isinstance(value, (ast.BoolOp, ast.Compare, ast.UnaryOp)):
+            if place.reader(self._host).value(value) is False and is_gate(self._host, self._admits(value, place, True)):
+                compares = any(isinstance(part, ast.Compare) for part in walk(value))
+                self._flags.append((set() if compares else names, self._found(value, ast.unparse(value), "assignment", place)))
+        elif any(_LISTED.fullmatch(name.rpartition(".")[2]) for name in names) and not isinstance(value, ast.Call):
+            return  # a table; the gate is where it is asked
+        self._expression(value, place)
+
+    # -- expressions
+
+    def _expression(self, node: ast.expr, place: _Place) -> None:
+        """Judge the conditional expressions, the lists and the arguments in ``node``."""
+        for part in walk(node):
+            if isinstance(part, ast.IfExp):
+                self._choice(part, place)
+            elif isinstance(part, ast.Call):
+                self._arguments(part, place)
+
+    def _choice(self, node: ast.IfExp, place: _Place) -> None:
+        truth = self._truth(node.test, place)
+        if truth is None:
+            self._doubt(node.test, place)
+            return
+        lost, left = (node.orelse, node.body) if truth else (node.body, node.orelse)
+        takers = self._admits(node.test, place, not truth)
+        replaced = not _is_nothing(left)
+        if is_gate(self._host, takers) and not (truth and replaced and is_left_over(self._host, takers)) and not _is_nothing(lost):
+            self._report(node.test, "condition", place, replaced)
+
+    def _arguments(self, call: ast.Call, place: _Place) -> None:
+        name = dotted_name(call.func)
+        own = name.rpartition(".")[2]
+        for keyword in call.keywords:
+            if keyword.arg and _LISTED.fullmatch(keyword.arg):
+                self._list(keyword.value, f"{keyword.arg}={ast.unparse(keyword.value)}", "list", place, place)
+            elif not _QUIET.search(name):
+                self._argument(keyword.value, place)
+        if own == "get_nvcc_flags_list" and call.args:
+            self._list(call.args[0], ast.unparse(call.args[0]), "list", place, place)
+        elif not _QUIET.search(name) and own not in _COPIES:
+            for argument in call.args:
+                self._argument(argument, place)
+
+    def _argument(self, value: ast.expr, place: _Place) -> None:
+        asks = isinstance(value, (ast.BoolOp, ast.Compare, ast.UnaryOp))
+        if asks and place.reader(self._host).value(value) is False and is_gate(self._host, self._admits(value, place, True)):
+            self._report(value, "argument", place, True)
+
+    def _list(self, value: ast.expr, expression: str, kind: str, place: _Place, owner: _Place) -> None:
+        """Judge a list of what is supported; None or an empty one supports everything."""
+        if isinstance(value, ast.Constant) and value.value is None:
+            return
+        admitted = self._listed(value, place)
+        if admitted is None:
+            self.undecided.append(Undecided(value.lineno, expression, owner.owner))
+        elif self._host not in admitted and admitted:
+            self.closed.append(self._found(value, expression, kind, owner))
+
+    def _listed(self, value: ast.expr, place: _Place) -> Optional[list[Capability]]:
+        """The reference capabilities, and the host, that a list names by major version, number, pair or name."""
+        items = place.reader(self._host).value(value)
+        if not isinstance(items, tuple) or any(isinstance(item, Unknown) for item in items):
+            return None
+        admitted = []
+        for capability in dict.fromkeys((*REFERENCE, self._host)):
+            for item in items:
+                major_only = isinstance(item, int) and item < 30
+                if (item == capability[0]) if major_only else _equal(Architecture(capability), item):
+                    admitted.append(capability)
+                    break
+        return admitted or ([(0, 0)] if items else [])
+
+    def _decorator(self, decorator: ast.expr, inner: _Place, place: _Place) -> None:
+        if not isinstance(decorator, ast.Call):
+            return
+        name = dotted_name(decorator.func).rpartition(".")[2]
+        if _DECORATOR.fullmatch(name) and decorator.args:
+            self._list(decorator.args[0], f"@{ast.unparse(decorator)}", "decorator", place, inner)
+        elif name == "backend_requirement":
+            self._backends(decorator, inner, place)
+        else:
+            self._arguments(decorator, inner)
+
+    def _backends(self, decorator: ast.Call, inner: _Place, place: _Place) -> None:
+        """A decorator that names a check for each backend: closed where no backend's check admits the host."""
+        table = (
+            decorator.args[0] if decorator.args else next((item.value for item in decorator.keywords if item.arg == "backend_checks"), None)
+        )
+        common = next((item.value for item in decorator.keywords if item.arg == "common_check"), None)
+        checks = table.values if isinstance(table, ast.Dict) and table.values else [common] if common is not None else []
+        answers = []
+        for check in checks:
+            function = place.names.get(dotted_name(check))
+            lists = [
+                self._listed(item.args[0], place)
+                for item in getattr(function, "decorator_list", ())
+                if isinstance(item, ast.Call) and item.args and _DECORATOR.fullmatch(dotted_name(item.func).rpartition(".")[2])
+            ]
+            answers.append(not lists or lists[0] is None or self._host in lists[0])
+        if answers and not any(answers):
+            self.closed.append(self._found(decorator, f"@{ast.unparse(decorator)}", "decorator", inner))
+
+    def _doubt(self, node: ast.expr, place: _Place) -> None:
+        """List ``node`` where a part of it asks for an architecture and cannot be told."""
+        reader = place.reader(self._host)
+        for part in walk(node):
+            if isinstance(part, (ast.Compare, ast.Call)) and _asks_architecture(part):
+                value = reader.value(part)
+                if isinstance(value, Unknown):
+                    self.undecided.append(Undecided(node.lineno, ast.unparse(node), place.owner))
+                    return
+
+
+def judged(tree: ast.Module, file: str, host: Capability) -> tuple[list[Closed], list[Undecided]]:
+    """The gates in ``tree`` that are closed on a host, and the conditions that cannot be decided.
+
+    Args:
+        tree: Syntax tree of a file, or an excerpt of it.
+        file: Its path, relative to site-packages.
+        host: Compute capability of the host.
+    """
+    found = _File(tree, file, host)
+    return list(dict.fromkeys(found.closed)), list(dict.fromkeys(found.undecided))
+
+
+def _attributes(node: ast.ClassDef, heirs: Iterable[ast.ClassDef]) -> Bindings:
+    """What ``self.x`` and ``cls.x`` are bound to in a class, but for switches and defaults: others set those."""
+    found: _Assignments = {}
+    own = _class_level(node)
+    for name, values in own.items():
+        for prefix in ("self", "cls", node.name):
+            found[f"{prefix}.{name}"] = list(values)
+    for method in node.body:
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for name, values in _assigned(method.body).items():
+                if name.startswith("self."):
+                    found.setdefault(name, []).extend(values)
+    for name in own.keys() & {name for heir in heirs for name in _class_level(heir)}:
+        found[f"self.{name}"] = found[f"cls.{name}"] = [None]
+    return {name: binding for name, binding in _told(found).items() if not isinstance(binding, ast.Constant)}
+
+
+def _class_level(node: ast.ClassDef) -> _Assignments:
+    return _assigned(statement for statement in node.body if isinstance(statement, (ast.Assign, ast.AnnAssign)))
+
+
+def _heirs(node: ast.ClassDef, classes: Iterable[ast.ClassDef]) -> list[ast.ClassDef]:
+    """The classes among ``classes`` that derive from ``node``, in the order in which they stand."""
+    names, heirs = {node.name}, []
+    for other in classes:
+        if other is not node and not names.isdisjoint(dotted_name(base) for base in other.bases):
+            names.add(other.name)
+            heirs.append(other)
+    return heirs
+
+
+def _assigned(body: Iterable[ast.stmt]) -> _Assignments:
+    found: _Assignments = {}
+    _collect(body, found)
+    return found
+
+
+def _is_quiet(statement: ast.stmt) -> bool:
+    """Whether ``statement`` only tells somebody something."""
+    value = getattr(statement, "value", None)
+    text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return isinstance(statement, ast.Expr) and (text or (isinstance(value, ast.Call) and bool(_QUIET.search(dotted_name(value.func)))))
+
+
+def _leaves(body: list[ast.stmt]) -> bool:
+    return bool(body) and isinstance(body[-1], (ast.Return, ast.Raise, ast.Continue, ast.Break))
+
+
+def _is_nothing(node: ast.expr) -> bool:
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return all(_is_nothing(item) for item in node.elts)
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False or node.value == "")
+
+
+def _is_predicate(node: ast.expr) -> bool:
+    return isinstance(node, (ast.BoolOp, ast.Compare, ast.UnaryOp, ast.Call, ast.Name, ast.Attribute))
+
+
+def _asks_architecture(node: Union[ast.Compare, ast.Call]) -> bool:
+    """Whether ``node`` compares an architecture, or calls something that is named after one."""
+    if isinstance(node, ast.Call):
+        name = _last_name(node.func)
+        return name.startswith(("is_sm", "_is_sm")) and bool(_FLAG.fullmatch(name))
+    operands = [node.left, *node.comparators]
+    items = [item for operand in operands for item in (operand.elts if isinstance(operand, (ast.Tuple, ast.List, ast.Set)) else [operand])]
+    texts = [item.value for item in items if isinstance(item, ast.Constant) and (item.value is None or isinstance(item.value, str))]
+    if any(text is None or not _SPELLED.fullmatch(text) for text in texts) or any("model" in dotted_name(item).lower() for item in items):
+        return False  # the architecture of a model, or whether there is one at all
+    return any(map(_is_architecture, operands))
+
+
+def _is_architecture(node: ast.expr) -> bool:
+    """Whether ``node`` is the host's compute capability, or a part of it, by its name."""
+    if isinstance(node, ast.Call) and _last_name(node.func) in _COPIES and len(node.args) == 1:
+        return _is_architecture(node.args[0])
+    if isinstance(node, ast.Call):
+        name = _last_name(node.func)
+        return bool(_ASKS_WHOLE.fullmatch(name) or _WHOLE.fullmatch(name))
+    if isinstance(node, ast.Subscript):
+        return _is_architecture(node.value)
+    if isinstance(node, ast.Tuple):
+        return bool(node.elts) and all(map(_is_architecture, node.elts))
+    if isinstance(node, ast.BinOp):
+        return _is_architecture(node.left) or _is_architecture(node.right)
+    if isinstance(node, ast.Attribute):
+        owner = _last_name(node.value.func if isinstance(node.value, ast.Call) else node.value)
+        held = owner in ("self", "cls") or bool(_HOLDER.search(owner))
+        return held and bool(_WHOLE.fullmatch(node.attr) or _MAJOR.fullmatch(node.attr) or _MINOR.fullmatch(node.attr))
+    return isinstance(node, ast.Name) and bool(_MAJOR.fullmatch(node.id) or _MINOR.fullmatch(node.id) or _WHOLE.fullmatch(node.id))

@@ -1,0 +1,129 @@
+# Copyright (c) blackwell.inference contributors
+# GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long an audit of the newest pair of packages takes: the module `gate_info`, and the `grep` that people use in its place.
+
+    PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/audit.py
+
+The reference is `grep -rE 'sm90|sm100|major.*9|supported_major'` over both packages, which finds lines and judges none. It
+writes to a pipe: into /dev/null it would stop at the first line of a file. Everything runs in turn in one session, each time
+in a new process, from the page cache. Processor time is shown as well, because it says more on a machine that is busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
+
+CHECKOUT = Path(__file__).parents[2]
+FLASHINFER, SGLANG = "0.7.4", "0.5.23"
+PATTERN = "sm90|sm100|major.*9|supported_major"
+
+
+def main() -> None:
+    """Run the benchmark and print its figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--site-packages", type=Path, help="installed packages, in place of the newest wheels")
+    options = parser.parse_args()
+    with TemporaryDirectory(prefix="blackwell-benchmark-") as name:
+        site = options.site_packages or Path(name)
+        if not options.site_packages:
+            unpack("flashinfer-python", FLASHINFER, site, "*")
+            unpack("sglang", SGLANG, site, "*")
+        compare(site, options.rounds)
+
+
+def compare(site: Path, rounds: int) -> None:
+    """Time each program over the packages in ``site``, and print the medians and the ratios to grep's."""
+    files = [path for package in ("flashinfer", "sglang") for path in (site / package).rglob("*") if path.is_file()]
+    print(f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB; Python {platform.python_version()}, ", end="")
+    print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, {rounds} rounds, medians")
+    commands = {
+        "grep": ["grep", "-rE", PATTERN, "flashinfer", "sglang"],
+        "gate_info scope=all": [sys.executable, CHECKOUT / "plugins/modules/gate_info.py"],
+        "gate_info scope=fusion": [sys.executable, CHECKOUT / "plugins/modules/gate_info.py"],
+    }
+    if shutil.which("rg"):
+        commands["ripgrep"] = ["rg", "-uuu", PATTERN, "flashinfer", "sglang"]
+    taken: dict[str, list[tuple[float, float]]] = {title: [] for title in commands}
+    for _round in range(rounds + 1):
+        for title, command in commands.items():
+            taken[title].append(run(command, site, title))
+    for title, times in taken.items():
+        wall, cpu = (statistics.median(values) for values in zip(*times[1:]))  # the first round fills the page cache
+        ratios = [mine[0] / its[0] for mine, its in zip(times[1:], taken["grep"][1:])]
+        print(f"{title:24} {wall:6.2f} s wall   {cpu:6.2f} s processor   {statistics.median(ratios):5.2f} x grep's wall time")
+    print(f"{'memory':24} {peak_memory(commands['gate_info scope=all'], site):6.0f} MB at the most, of all processes of scope=all together")
+
+
+def options_of(site: Path, title: str) -> bytes:
+    """What the program is handed on standard input."""
+    options = {"site_packages": str(site), "compute_capability": ["12.0"], "state_dir": str(site / "state")}
+    scope = title.rpartition("scope=")[2]
+    return json.dumps({"ANSIBLE_MODULE_ARGS": {**options, "scope": scope}}).encode() if "scope" in title else b""
+
+
+def run(command: list[object], site: Path, title: str) -> tuple[float, float]:
+    """Seconds that passed, and seconds of processor time, until all output was read."""
+    before, begin = os.times(), time.monotonic()
+    done = subprocess.run(command, cwd=site, input=options_of(site, title), capture_output=True, check=False, env=environment())
+    wall, after = time.monotonic() - begin, os.times()
+    assert done.stdout and b'"failed": true' not in done.stdout[-200:], done.stderr
+    return wall, after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def environment() -> dict[str, str]:
+    """What the module needs to be found."""
+    return {**os.environ, "PYTHONPATH": str(CHECKOUT / ".venv" / "collections")}
+
+
+def peak_memory(command: list[object], site: Path) -> float:
+    """The most memory, in MB, that a program and its children held at once; pages that they share are counted once."""
+    process = subprocess.Popen(command, cwd=site, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
+    most = 0.0
+
+    def watch() -> None:
+        nonlocal most
+        while process.poll() is None:
+            most = max(most, sum(proportional(pid) for pid in (process.pid, *children(process.pid))))
+            time.sleep(0.02)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    process.communicate(options_of(site, "gate_info scope=all"))
+    watcher.join()
+    return most
+
+
+def children(pid: int) -> list[int]:
+    """The ids of the processes that ``pid`` started and that still run."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def proportional(pid: int) -> float:
+    """The proportional set size of a process in MB; 0 where it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+if __name__ == "__main__":
+    main()
