@@ -21,6 +21,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._shapes import
     NoRaise,
     Shape,
 )
+from ansible_collections.blackwell.inference.plugins.module_utils._shapes_cuda import ArchGuards, Companion, DeviceCode, RunTimeCheck
 
 
 class Place(NamedTuple):
@@ -44,13 +45,18 @@ class Gate(NamedTuple):
     package: str  # import name
     keeps_shut: str  # what is impossible while it is closed
     places: tuple[Place, ...]  # the first one that a release has counts
-    since: str  # the release that brought it; a later one where it is not found is not recognised
+    since: str  # the release that brought it; a later one where it is not found is not recognised. Empty: any may lack it
     admits: Mapping[Capability, str]  # the capabilities that it may be opened for, each with the reason
     refuses: str  # why it is not opened for any other
     until: str = ""  # the last release that has it; empty: it is still there
     needs: tuple[str, ...] = ()  # gates that must be open beside it: without them an open one is worse than a closed one
     path: tuple[Uses, ...] = ()  # empty: always on the path
     jit_module: str = ""  # the JIT module whose build depends on it
+    optional: str = ""  # why it is left closed unless it is asked for; empty: it is not
+
+    def unasked(self) -> Gate:
+        """An optional gate where nobody asked for it: it admits nothing."""
+        return self._replace(admits={}, refuses=self.optional) if self.optional else self
 
 
 # The newest releases that were looked at. A later one with the same shapes works, and is reported as newer than tested.
@@ -71,6 +77,35 @@ _MNNVL = "flashinfer/comm/mnnvl.py"
 _UNIFIED_API = (Uses(_FUSION, "create_allreduce_fusion_workspace"), Uses("flashinfer/comm/trtllm_ar.py", "SymmDeviceMemory"))
 _WITHOUT_MULTICAST = {"enable_multicast": False, "self._enable_multicast": False}
 
+_ALLREDUCE_KERNELS = "flashinfer/data/include/flashinfer/comm/trtllm_allreduce.cuh"
+_UNFUSED = (
+    "flashinfer.trtllm_allreduce.guards",
+    "flashinfer.trtllm_allreduce.lamport_stride",
+    "flashinfer.trtllm_allreduce.cluster_size",
+)
+_NOBODY_CALLS_IT = (
+    "FlashInfer's other allreduce API needs it, which no sglang release calls: opened with its whole set, when that is asked for"
+)
+_UPSTREAM_FIXED_IT = "FlashInfer 0.6.17 made this change together with the other two of the set"
+_ONLY_WITH_GUARDS = "it serves the guards, which are opened for 12.0 only"
+# The largest cluster that this GPU can launch, asked once; utils.cuh has a function for it from 0.6.17 on.
+_CLUSTER_SIZE = """warp_min_number), [] {
+    static const int size = [] {
+      cudaLaunchConfig_t config = {};
+      config.gridDim = details::kClusterMaxSize;
+      config.blockDim = details::kWarpSize;
+      int largest = 0;
+      cudaError_t status = cudaOccupancyMaxPotentialClusterSize(
+          &largest,
+          reinterpret_cast<void const*>(
+              lamport_style_one_shot_all_reduce_norm_kernel<1, T, RanksPerNode, Bias, Affine>),
+          &config);
+      if (status != cudaSuccess) (void)cudaGetLastError();
+      return status == cudaSuccess && largest > 0 ? std::min(largest, details::kClusterMaxSize) : 1;
+    }();
+    return size;
+  }())"""
+
 GATES: tuple[Gate, ...] = (
     Gate(
         id="flashinfer.trtllm_comm.majors",
@@ -80,6 +115,7 @@ GATES: tuple[Gate, ...] = (
         since="0.3.0",
         admits={_SM120: _KERNELS_RUN},
         refuses=_ONLY_SM120,
+        needs=("flashinfer.trtllm_comm.prebuilt",),
         jit_module="trtllm_comm",
     ),
     Gate(
@@ -171,7 +207,74 @@ GATES: tuple[Gate, ...] = (
         refuses=_ONLY_SM120,
         needs=("flashinfer.trtllm_comm.majors", "sglang.fusion.applies"),
     ),
+    # A set that is opened when it is asked for, and then as a whole.
+    Gate(
+        id="flashinfer.trtllm_allreduce.guards",
+        package="flashinfer",
+        keeps_shut="the kernels of trtllm_custom_all_reduce, which are compiled empty",
+        places=(Place(_ALLREDUCE_KERNELS, ArchGuards()),),
+        since="0.3.0",
+        admits={_SM120: _UPSTREAM_FIXED_IT},
+        refuses=_ONLY_SM120,
+        needs=_UNFUSED[1:],
+        jit_module="trtllm_comm",
+        optional=_NOBODY_CALLS_IT,
+    ),
+    Gate(
+        id="flashinfer.trtllm_allreduce.lamport_stride",
+        package="flashinfer",
+        keeps_shut="right results of trtllm_custom_all_reduce: its buffers are packed closer than the kernels read them",
+        places=(
+            Place(
+                "flashinfer/data/csrc/trtllm_allreduce.cu",
+                Companion("trtllm_custom_all_reduce", replaces="[i + tp_size", by="[i + MAX_RANKS_PER_NODE"),
+            ),
+        ),
+        since="0.3.0",
+        admits={_SM120: _UPSTREAM_FIXED_IT},
+        refuses=_ONLY_WITH_GUARDS,
+        needs=(_UNFUSED[0], _UNFUSED[2]),
+        jit_module="trtllm_comm",
+        optional=_NOBODY_CALLS_IT,
+    ),
+    Gate(
+        id="flashinfer.trtllm_allreduce.cluster_size",
+        package="flashinfer",
+        keeps_shut="launching trtllm_custom_all_reduce on GPUs whose clusters are smaller than 8 blocks",
+        places=(
+            Place(
+                _ALLREDUCE_KERNELS,
+                Companion(
+                    "lamport_style_one_shot_all_reduce_norm_kernel_launcher",
+                    replaces="warp_min_number), details::kClusterMaxSize)",
+                    by=_CLUSTER_SIZE,
+                    also_open="GetMaxClusterSize(",
+                ),
+            ),
+        ),
+        since="0.3.0",
+        admits={_SM120: _UPSTREAM_FIXED_IT},
+        refuses=_ONLY_WITH_GUARDS,
+        needs=_UNFUSED[:2],
+        jit_module="trtllm_comm",
+        optional=_NOBODY_CALLS_IT,
+    ),
     # What follows is known, and never opened.
+    Gate(
+        id="flashinfer.trtllm_comm.prebuilt",
+        package="flashinfer",
+        keeps_shut="using kernels that are compiled on the host (a prebuilt library is loaded in their place)",
+        places=(
+            Place("flashinfer_jit_cache/jit_cache/trtllm_comm/trtllm_comm.so", DeviceCode()),
+            Place("flashinfer/data/aot/trtllm_comm/trtllm_comm.so", DeviceCode()),
+        ),
+        since="",
+        admits={},
+        refuses=(
+            "no edit puts code into a library: set it aside (jit_cache with prebuilt=set_aside), "
+            "or install a flashinfer-jit-cache that has it (0.6.17 and newer)"
+        ),
+    ),
     Gate(
         id="sglang.fusion.auto_enable",
         package="sglang",
@@ -221,6 +324,15 @@ GATES: tuple[Gate, ...] = (
         since="0.3.0",
         admits={},
         refuses="the kernels are written in tcgen05 instructions, which 12.x does not have; choose another attention backend",
+    ),
+    Gate(
+        id="flashinfer.trtllm_gen.fmha",
+        package="flashinfer",
+        keeps_shut="the trtllm-gen attention kernels (attention backends trtllm_mha and trtllm_mla)",
+        places=(Place("flashinfer/data/include/flashinfer/trtllm/fmha/fmhaRunner.cuh", RunTimeCheck("FLASHINFER_CHECK", "mSM")),),
+        since="0.3.0",
+        admits={},
+        refuses="the kernels come compiled, for 10.x alone; choose another attention backend",
     ),
 )
 BY_ID: Mapping[str, Gate] = {gate.id: gate for gate in GATES}

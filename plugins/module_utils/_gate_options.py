@@ -24,6 +24,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "site_packages": {"type": "path"},
     "compute_capability": {"type": "list", "elements": "str"},
     "gates": {"type": "list", "elements": "str"},
+    "optional": {"type": "bool", "default": False},
     "state_dir": {"type": "path", "default": "/var/lib/blackwell-inference"},
 }
 ONE_SITE = ("python", "site_packages")  # mutually exclusive, and one of them required
@@ -41,10 +42,10 @@ def admitted_capabilities() -> tuple[Capability, ...]:
 
 
 def gates(parameters: Mapping[str, Any]) -> tuple[Gate, ...]:
-    """The gates that are asked for, in the catalogue's order; all of them where none is named."""
+    """The gates that are asked for, in the catalogue's order; all of them where none is named, the optional ones left alone."""
     names = parameters["gates"]
     if names is None:
-        return GATES
+        return GATES if parameters["optional"] else tuple(gate.unasked() for gate in GATES)
     for name in names:
         if name not in BY_ID:
             near = difflib.get_close_matches(name, BY_ID, 1, 0.3)

@@ -27,14 +27,37 @@ def device_code(path: str) -> list[str]:
         InferenceError: The file cannot be read or is not a whole 64-bit ELF file.
     """
     try:
-        data = Path(path).read_bytes()
-        return sorted({name for section in _sections(data) for name in _images(section)})
+        return images(Path(path).read_bytes())
     except OSError as error:
         raise InferenceError(path, f"cannot be read ({error.strerror})", "the library of a built module") from None
-    except (struct.error, IndexError, ValueError):
+    except ValueError:
         raise InferenceError(
             path, "is not a whole ELF file", "the library of a built module", "Clear the module and build it again."
         ) from None
+
+
+def images(data: bytes) -> list[str]:
+    """The same of a library's bytes.
+
+    Raises:
+        ValueError: They are not a whole 64-bit ELF file.
+    """
+    try:
+        return sorted({name for section in _sections(data) for name in _images(section)})
+    except (struct.error, IndexError):
+        raise ValueError("not a whole ELF file") from None
+
+
+def runs_on(image: str, code: str) -> bool:
+    """Tell whether an image such as ``sm_120f`` runs on the GPU that code such as ``sm_120a`` is for."""
+    kind, _separator, arch = image.partition("_")
+    wanted = int(code.partition("_")[2].rstrip("af"))
+    if kind == "compute":  # PTX: for this and later GPUs, unless it is bound to a chip
+        return arch.isdigit() and int(arch) <= wanted
+    if arch.endswith("a"):
+        return int(arch[:-1]) == wanted
+    number = int(arch.rstrip("f"))
+    return number // 10 == wanted // 10 and number <= wanted
 
 
 def _sections(data: bytes) -> Iterator[bytes]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Optional
@@ -241,9 +240,7 @@ def _readings(file: InstalledFile) -> _Readings:
 def _verify(before: _Readings, edited: InstalledFile, opened: dict[str, set[Capability]]) -> None:
     """Evaluate every gate of the file at every capability: open where asked for, unchanged everywhere else."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(edited.source.text, edited.name, "exec", dont_inherit=True)
+        edited.source.compile()
     except SyntaxError as error:
         raise ShapeError(error.lineno or 1, f"the edit would not compile ({error.msg})") from None
     after = _readings(edited)

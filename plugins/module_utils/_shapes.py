@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import takewhile
-from typing import NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional, Protocol
 
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import KNOWN_CAPABILITIES
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import (
@@ -30,7 +30,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._predicate imp
     steps,
     unresolved_architecture,
 )
-from ansible_collections.blackwell.inference.plugins.module_utils._source import Edit, Source
+from ansible_collections.blackwell.inference.plugins.module_utils._source import Edit, Source, Text
 
 
 class ShapeError(Exception):
@@ -59,14 +59,14 @@ class Reading(NamedTuple):
 class Shape(Protocol):
     """What the catalogue says about a gate's construct."""
 
-    def read(self, source: Source) -> Optional[Reading]:
-        """The gate in ``source``; None where its function is not there. Raises ShapeError."""
+    def read(self, source: Any) -> Optional[Reading]:
+        """The gate in ``source``, a Source or a Text; None where its function is not there. Raises ShapeError."""
 
     def spreads(self, capability: Capability) -> set[Capability]:
         """The compute capabilities whose answer an opening for ``capability`` may change, itself included."""
 
 
-def read(shape: Shape, source: Source) -> Optional[Reading]:
+def read(shape: Shape, source: Text) -> Optional[Reading]:
     """``shape.read(source)``, worked out once for each source, as are its answers."""
     if id(shape) not in source.readings:
         reading = shape.read(source)
@@ -94,7 +94,7 @@ class MajorList(NamedTuple):
         given = next((item.value for item in calls[0].keywords if item.arg == self.keyword), None)
         majors = given or next(iter(calls[0].args), None)
         if majors is None:
-            return Reading(calls[0].lineno, f"{self.call}() for every architecture", lambda host: True, _nothing)
+            return Reading(calls[0].lineno, f"{self.call}() for every architecture", lambda host: True, nothing)
 
         def answer(host: Host) -> Optional[bool]:
             reached = [step.scope for step in steps(function, Scope(host, source.module)) if step.node is calls[0]]
@@ -107,11 +107,11 @@ class MajorList(NamedTuple):
 
         def open_for(capability: Capability) -> list[Edit]:
             if not isinstance(majors, (ast.List, ast.Tuple, ast.Set)) or not majors.elts:
-                raise ShapeError(majors.lineno, f"{self.keyword} is {_one_line(source.segment(majors))}, not a list of numbers")
+                raise ShapeError(majors.lineno, f"{self.keyword} is {one_line(source.segment(majors))}, not a list of numbers")
             end = source.span(majors.elts[-1])[1]
             return [Edit(end, end, f", {capability[0]}")]
 
-        return Reading(majors.lineno, f"{self.keyword}={_one_line(source.segment(majors))}", answer, open_for)
+        return Reading(majors.lineno, f"{self.keyword}={one_line(source.segment(majors))}", answer, open_for)
 
     def spreads(self, capability: Capability) -> set[Capability]:
         """A list of major versions cannot tell 12.0 from 12.1."""
@@ -159,7 +159,7 @@ class Condition(NamedTuple):
             probe = _Probe(source, capability)
             return [*_widen(source, *shut[0], capability, True, probe), *probe.declarations]
 
-        return Reading(shown.lineno, _one_line(source.segment(shown)), answer, open_for)
+        return Reading(shown.lineno, one_line(source.segment(shown)), answer, open_for)
 
     def _conditions(self, function: FunctionNode) -> list[ast.expr]:
         if not self.before:
@@ -193,7 +193,7 @@ class Default(NamedTuple):
             raise ShapeError(decisive[0][0].lineno, f"{self.option} is a choice of the operator")
 
         tests = [test for node, tests in decisive for test in tests if depends_on_host(test, hosts)]
-        return Reading(tests[0].lineno, "; ".join(_one_line(source.segment(test)) for test in tests), answer, open_for)
+        return Reading(tests[0].lineno, "; ".join(one_line(source.segment(test)) for test in tests), answer, open_for)
 
     def spreads(self, capability: Capability) -> set[Capability]:
         """Nothing: it is never opened."""
@@ -247,7 +247,7 @@ class NoRaise(NamedTuple):
         shown = next(filter(None, map(guard, reversed(KNOWN_CAPABILITIES))), None)
         if shown is None:
             return Reading(function.lineno, f"{self.function} has no architecture test", answer, open_for)
-        return Reading(shown.test.lineno, f"if {_one_line(source.segment(shown.test))}: raise", answer, open_for)
+        return Reading(shown.test.lineno, f"if {one_line(source.segment(shown.test))}: raise", answer, open_for)
 
     def spreads(self, capability: Capability) -> set[Capability]:
         """Where something else than the capability is admitted, every capability that has no multicast."""
@@ -270,7 +270,7 @@ class MulticastQuery(NamedTuple):
             return None
         calls = [node for node in _inside(function) if isinstance(node, ast.Call) and _last_name(node.func) == self.call]
         if not calls:
-            return Reading(function.lineno, f"{self.function} makes no multicast query", lambda host: True, _nothing)
+            return Reading(function.lineno, f"{self.function} makes no multicast query", lambda host: True, nothing)
         if len(calls) > 1:
             raise ShapeError(calls[1].lineno, f"{len(calls)} calls of {self.call} in {self.function}")
 
@@ -344,7 +344,7 @@ class _Probe:
         taken = re.search(rf"\b{name}\b", source.text) is not None
         plain = isinstance(statement, ast.Assign) and len(statement.targets) == 1 and source.fills_its_lines(statement)
         if len(asking) != 1 or taken or not plain:
-            found = f"{_one_line(source.segment(statement))}"
+            found = f"{one_line(source.segment(statement))}"
             raise ShapeError(statement.lineno, f"{found}, and {name} is taken" if taken else found)
         (_start, end), (part_start, part_end) = source.span(statement), source.span(asking[0])
         before = source.text[source.span(statement)[0] + len(sibling) : part_start]
@@ -370,7 +370,7 @@ def _widen(source: Source, node: ast.expr, views: _Views, capability: Capability
     if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) is not want:
         return [edit for operand in node.values for edit in _widen(source, operand, views, capability, want, probe)]
     if not depends_on_host(node, _scopes(views)):
-        raise ShapeError(node.lineno, f"{_one_line(source.segment(node))} does not depend on the architecture")
+        raise ShapeError(node.lineno, f"{one_line(source.segment(node))} does not depend on the architecture")
     start, end = source.span(node)
     if isinstance(node, ast.BoolOp):
         return [Edit(end, end, f" or {probe.admitted(node.values[-1])}" if want else f" and {probe.refused()}")]
@@ -525,13 +525,13 @@ def _last_name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """``text`` without comments and line breaks."""
     lines = (re.sub(r"(?:^|\s)#.*$", "", line).strip() for line in text.splitlines())
     return re.sub(r"([(\[{]) | (?=[)\]}])", r"\1", " ".join(line for line in lines if line))
 
 
-def _nothing(capability: Capability) -> list[Edit]:
+def nothing(capability: Capability) -> list[Edit]:
     return []
 
 

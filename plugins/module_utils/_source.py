@@ -9,6 +9,7 @@ Encoding, byte order mark and line endings are kept, and every byte outside an e
 from __future__ import annotations
 
 import ast
+import bisect
 import codecs
 import io
 import re
@@ -31,53 +32,30 @@ class Edit(NamedTuple):
     text: str
 
 
-class Source:
-    """A Python source file.
+class Text:
+    """A file of some kind of text; by default in an encoding in which every byte is a character, so that none is lost.
 
     Args:
         raw: The bytes of the file.
 
     Raises:
-        SyntaxError: The bytes are no Python source: wrong encoding, cut off, or newer than this interpreter.
+        SyntaxError: The bytes are not in that encoding.
     """
 
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-        self._bom = codecs.BOM_UTF8 if raw.startswith(codecs.BOM_UTF8) else b""
-        self._encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0].replace("utf-8-sig", "utf-8")
+    def __init__(self, raw: bytes, encoding: str = "latin-1", bom: bytes = b"") -> None:
+        self.raw, self._encoding, self._bom = raw, encoding, bom
         try:
-            self.text = raw[len(self._bom) :].decode(self._encoding)
+            self.text = raw[len(bom) :].decode(encoding)
             if self.edited([]) != raw:
-                raise SyntaxError(f"{self._encoding} does not lead back to the same bytes")
+                raise SyntaxError(f"{encoding} does not lead back to the same bytes")
         except (UnicodeError, LookupError) as error:
-            raise SyntaxError(f"not {self._encoding}: {error}") from None
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # upstream's invalid escapes are none of ours
-                self.tree = ast.parse(self.text)
-        except (ValueError, RecursionError, MemoryError) as error:  # a null byte, before Python 3.12; nested beyond measure
-            raise SyntaxError(str(error) or "nested too deeply") from None
+            raise SyntaxError(f"not {encoding}: {error}") from None
         self._starts = [match.start() for match in _LINE.finditer(self.text)]
-        self.module = _bindings(self.tree)
         self.readings: dict[int, object] = {}  # what shapes have read in it
 
-    def offset(self, line: int, column: int) -> int:
-        """The character offset of ``line`` (from 1) and ``column`` (in UTF-8 bytes, from 0), as syntax nodes count."""
-        start = self._starts[line - 1]
-        end = self._starts[line] if line < len(self._starts) else len(self.text)
-        return start + len(self.text[start:end].encode()[:column].decode())
-
-    def span(self, node: Union[ast.expr, ast.stmt]) -> tuple[int, int]:
-        """The character offsets where ``node`` starts and ends."""
-        return (
-            self.offset(node.lineno, node.col_offset),
-            self.offset(node.end_lineno or node.lineno, node.end_col_offset or node.col_offset),
-        )
-
-    def segment(self, node: Union[ast.expr, ast.stmt]) -> str:
-        """The text of ``node`` as it stands in the file."""
-        start, end = self.span(node)
-        return self.text[start:end]
+    def line(self, offset: int) -> int:
+        """The line (from 1) that the character at ``offset`` is in."""
+        return bisect.bisect_right(self._starts, offset)
 
     def line_start(self, line: int) -> int:
         """The character offset at which ``line`` (from 1) starts."""
@@ -87,13 +65,6 @@ class Source:
         """The character offset at which ``line`` (from 1) ends, before its line ending."""
         match = _LINE.match(self.text, self._starts[line - 1])
         return self._starts[line - 1] + (len(match.group().rstrip("\r\n")) if match else 0)
-
-    def fills_its_lines(self, statement: ast.stmt) -> bool:
-        """Whether nothing but white space stands before ``statement`` on its first line, and a comment at most after its last."""
-        start, end = self.span(statement)
-        before = self.text[self.line_start(statement.lineno) : start]
-        after = self.text[end : self.line_end(statement.end_lineno or statement.lineno)].strip()
-        return not before.strip() and (not after or after.startswith("#"))
 
     def indentation(self, line: int) -> str:
         """The white space that ``line`` (from 1) starts with."""
@@ -118,6 +89,62 @@ class Source:
             tail = edit.start
         text.append(self.text[:tail])
         return self._bom + "".join(reversed(text)).encode(self._encoding)
+
+    def compile(self) -> None:
+        """Raise SyntaxError where it would not compile, as far as that can be told here."""
+
+
+class Source(Text):
+    """A Python source file.
+
+    Args:
+        raw: The bytes of the file.
+
+    Raises:
+        SyntaxError: The bytes are no Python source: wrong encoding, cut off, or newer than this interpreter.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0].replace("utf-8-sig", "utf-8")
+        super().__init__(raw, encoding, codecs.BOM_UTF8 if raw.startswith(codecs.BOM_UTF8) else b"")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # upstream's invalid escapes are none of ours
+                self.tree = ast.parse(self.text)
+        except (ValueError, RecursionError, MemoryError) as error:  # a null byte, before Python 3.12; nested beyond measure
+            raise SyntaxError(str(error) or "nested too deeply") from None
+        self.module = _bindings(self.tree)
+
+    def compile(self) -> None:
+        """See Text."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(self.text, "source", "exec", dont_inherit=True)
+
+    def offset(self, line: int, column: int) -> int:
+        """The character offset of ``line`` (from 1) and ``column`` (in UTF-8 bytes, from 0), as syntax nodes count."""
+        start = self._starts[line - 1]
+        end = self._starts[line] if line < len(self._starts) else len(self.text)
+        return start + len(self.text[start:end].encode()[:column].decode())
+
+    def span(self, node: Union[ast.expr, ast.stmt]) -> tuple[int, int]:
+        """The character offsets where ``node`` starts and ends."""
+        return (
+            self.offset(node.lineno, node.col_offset),
+            self.offset(node.end_lineno or node.lineno, node.end_col_offset or node.col_offset),
+        )
+
+    def segment(self, node: Union[ast.expr, ast.stmt]) -> str:
+        """The text of ``node`` as it stands in the file."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def fills_its_lines(self, statement: ast.stmt) -> bool:
+        """Whether nothing but white space stands before ``statement`` on its first line, and a comment at most after its last."""
+        start, end = self.span(statement)
+        before = self.text[self.line_start(statement.lineno) : start]
+        after = self.text[end : self.line_end(statement.end_lineno or statement.lineno)].strip()
+        return not before.strip() and (not after or after.startswith("#"))
 
     def functions(self, name: str) -> list[FunctionNode]:
         """Every function or method that is called ``name``; ``Class.method`` narrows it to one class."""

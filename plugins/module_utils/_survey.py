@@ -18,14 +18,16 @@ from ansible_collections.blackwell.inference.plugins.module_utils._errors import
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import UNKNOWN_VERSION, Package, Site
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, Host
 from ansible_collections.blackwell.inference.plugins.module_utils._shapes import Reading, ShapeError, read
-from ansible_collections.blackwell.inference.plugins.module_utils._source import Source
+from ansible_collections.blackwell.inference.plugins.module_utils._source import Source, Text
 from ansible_collections.blackwell.inference.plugins.module_utils._store import Entry, Store, checksum, recorded_checksums
 
 VERDICTS = ("open", "opened", "closed", "absent", "not_admitted", "unknown", "conflict")
 _FUSION_FILES = {place.file for gate in GATES for place in gate.places} | {use.file for gate in GATES for use in gate.path}
 
 
-_source = lru_cache(maxsize=64)(Source)  # a run looks at the same bytes several times
+# A run looks at the same bytes several times.
+_python = lru_cache(maxsize=64)(Source)
+_text = lru_cache(maxsize=16)(Text)
 
 
 class InstalledFile:
@@ -65,10 +67,10 @@ class InstalledFile:
         return list(dict.fromkeys(known))
 
     @property
-    def source(self) -> Source:
-        """Its Python source. Raises ShapeError where it is none."""
+    def source(self) -> Text:
+        """It as a shape reads it: a Source where it is called Python. Raises ShapeError where it is none."""
         try:
-            return _source(self.content)
+            return (_python if self.name.endswith(".py") else _text)(self.content)
         except SyntaxError as error:
             raise ShapeError(error.lineno or 1, f"no Python source ({error.msg})") from None
 
@@ -141,8 +143,8 @@ class Installation:
         """Whether the code in that file takes what is called in hand; an import or a type annotation alone does not."""
         file = self.file(use.file)
         try:
-            nodes = list(_run_time_nodes(file.source.tree)) if file else []
-        except ShapeError:  # no source: what it calls cannot be told
+            nodes = list(_run_time_nodes(_python(file.content).tree)) if file else []
+        except SyntaxError:  # no source: what it calls cannot be told
             return True
         aliases = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
         names = {use.call, *(alias.asname for alias in aliases if alias.asname and alias.name == use.call)}
@@ -201,6 +203,8 @@ def _find(installation: Installation, capabilities: tuple[Capability, ...], gate
         located = locate_gate(installation, gate)
     except ShapeError as error:
         return Finding(gate, version, nearest, error.line, error.found, "unknown", _unknown(gate, version))
+    if located is None and not gate.since:
+        return Finding(gate, version, None, None, "", "absent", "not installed")
     if located is None and version != UNKNOWN_VERSION and _order(version) < _order(gate.since):
         return Finding(gate, version, None, None, "", "absent", f"since {gate.package} {gate.since}")
     if located is None:
@@ -270,11 +274,12 @@ def spelled(capabilities: Iterable[Capability]) -> str:
 def half_open(findings: Iterable[Finding]) -> list[str]:
     """Sentences on gates that are open while one that they need is not: such a server crashes or computes nonsense."""
     verdicts = {finding.gate.id: finding.verdict for finding in findings}
+    counted = {gate for gate, verdict in verdicts.items() if verdict == "opened" or (verdict == "open" and not BY_ID[gate].optional)}
     return [
         f"{gate} is {verdict}, and {need}, which it needs, is {verdicts[need]}"
         for gate, verdict in verdicts.items()
         for need in BY_ID[gate].needs
-        if verdict in ("open", "opened") and verdicts.get(need) in ("closed", "not_admitted", "conflict", "unknown")
+        if gate in counted and verdicts.get(need) in ("closed", "not_admitted", "conflict", "unknown")
     ]
 
 

@@ -50,6 +50,14 @@ options:
       - Ids of the gates to open or restore. All catalogued gates by default.
     type: list
     elements: str
+  optional:
+    description:
+      - With O(state=open) and without O(gates), open the optional set as well, C(flashinfer.trtllm_allreduce.*). It is for programs
+        that call FlashInfer's C(trtllm_custom_all_reduce) themselves; no SGLang release does.
+      - What is open stays open without it, and O(state=restored) restores it all the same.
+    type: bool
+    default: false
+    version_added: 0.2.0
   state_dir:
     description:
       - Folder for the ledger, the bytes as released and the checksums of the edited files. It is made when it is first needed.

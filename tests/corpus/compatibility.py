@@ -108,7 +108,7 @@ def as_markdown(results: dict[str, Any]) -> str:
             "| --- | --- | --- | --- | --- | --- |",
             *(
                 f"| `{gate.id}` | {SHORT.get(gate.id, '')} | {gate.keeps_shut} | {gate.package} {_releases(gate)} "
-                f"| {spelled(sorted(gate.admits)) or 'never'} | {gate.refuses} |"
+                f"| {spelled(sorted(gate.admits)) or 'never'}{', when asked for' * bool(gate.optional)} | {gate.refuses} |"
                 for gate in GATES
             ),
             "",
@@ -118,6 +118,9 @@ def as_markdown(results: dict[str, Any]) -> str:
             "  the gates of SGLang stay exact, so a 12.1 host does not use it. On a host with 9.0 and 12.0 it is compiled for both.",
             "- The two workspace gates ask, once opened, whether multicast was requested instead of whether the device has it. So they",
             "  answer the same on every other GPU without multicast (8.9, 12.1), whose other gates stay closed.",
+            "- The optional set, `flashinfer.trtllm_allreduce.*`, serves `trtllm_custom_all_reduce`, which no SGLang release calls.",
+            "  It is opened with `optional: true`, all three or none. Its conditions were read as a preprocessor reads them, in every",
+            "  flashinfer above.",
             "- SGLang 0.5.2 to 0.5.7 ship half open: the MLP's allreduce is fused into the next layer's norm by the flag alone, with no",
             "  architecture test. `gate_info` says so in `half_open`; opening the gates completes the pair.",
             "",
@@ -126,6 +129,8 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 
 def _releases(gate: Any) -> str:
+    if not gate.since:
+        return "where it is installed"
     return f"{gate.since} - {gate.until}" if gate.until else f"since {gate.since}"
 
 

@@ -10,7 +10,7 @@ import shutil
 import pytest
 from ansible_collections.blackwell.inference.tests.corpus import compatibility
 from ansible_collections.blackwell.inference.tests.corpus.host import Host
-from ansible_collections.blackwell.inference.tests.corpus.releases import EVERY, SPREAD
+from ansible_collections.blackwell.inference.tests.corpus.releases import EVERY, FLASHINFER, FLASHINFER_SPREAD, SPREAD
 
 ROWS: list[compatibility.Row] = []
 
@@ -24,6 +24,8 @@ def pytest_generate_tests(metafunc):
     if "pair" in metafunc.fixturenames:
         pairs = EVERY if metafunc.config.getoption("--every-release") else SPREAD
         metafunc.parametrize("pair", pairs, ids=str)
+    if "flashinfer" in metafunc.fixturenames:
+        metafunc.parametrize("flashinfer", FLASHINFER if metafunc.config.getoption("--every-release") else FLASHINFER_SPREAD)
 
 
 @pytest.fixture

@@ -24,7 +24,12 @@ CHECKOUT = Path(__file__).parents[2]
 ORACLE_PYTHON = CHECKOUT / ".cache" / "oracle-venv" / "bin" / "python"
 # What the gates and the oracle need of each package; all of it where that is little.
 NEEDED = {
-    "flashinfer-python": ("flashinfer/*.py", "flashinfer/gemm/*.json", "flashinfer/data/csrc/*.jinja"),
+    "flashinfer-python": (
+        "flashinfer/*.py",
+        "flashinfer/gemm/*.json",
+        "flashinfer/data/csrc/*.jinja",
+        *{place.file for gate in GATES for place in gate.places},
+    ),
     "sglang": (
         "sglang/version.py",
         "sglang/_version.py",

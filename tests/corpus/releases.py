@@ -67,6 +67,8 @@ EVERY = PINNED + MISMATCHED
 # Few, for every run: each place and shape of a gate, and each set of gates that opens together, is in one of them.
 SPREAD = (Pair("0.5.3.post3"), Pair("0.5.8"), Pair("0.5.11"), Pair("0.5.16"), Pair("0.5.19", "0.6.9"), Pair("0.5.21"), Pair("0.5.23"))
 
+FLASHINFER_SPREAD = ("0.5.0", "0.6.1", "0.6.16.post4", "0.6.17", "0.7.4")  # for what does not depend on sglang
+
 
 def order(version: str) -> tuple[tuple[int, ...], int]:
     """A sortable form of a version such as 0.6.16.post4."""

@@ -106,10 +106,10 @@ def open_gates(run, tmp_path):
     """Open the gates of a venv for 12.0; restore them after the test."""
     opened = []
 
-    def open_gates(python: Path) -> dict:
+    def open_gates(python: Path, **more: object) -> dict:
         options = {"python": str(python), "state_dir": str(tmp_path / "state"), "compute_capability": ["12.0"]}
         opened.append(options)
-        return run(gate, state="open", **options)
+        return run(gate, state="open", **options, **more)
 
     yield open_gates
     for options in opened:

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import hypothesis
 import pytest
+from ansible.module_utils.common import warnings
 from ansible_collections.blackwell.inference.plugins.modules import gate
 
 hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, database=None, max_examples=60, print_blob=False)
@@ -67,6 +68,39 @@ class SymmDeviceMemory:
         return prop, mc_prop, alloc_granularity
 """,
     "flashinfer/comm/trtllm_ar.py": "from .mnnvl import SymmDeviceMemory\n\nworkspace = SymmDeviceMemory(1, 0, enable_multicast=False)\n",
+    "flashinfer/data/include/flashinfer/comm/trtllm_allreduce.cuh": """\
+// Simulated: #if __CUDA_ARCH__ < 800 is a comment
+constexpr int MAX_RANKS_PER_NODE = 16;
+
+__global__ void lamport_style_one_shot_all_reduce_norm_kernel(AllReduceParams<T> params) {
+#if (defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900) && (__CUDA_ARCH__ < 1200))
+  reduce(params, "#if __CUDA_ARCH__ < 900");
+#endif
+}
+
+cudaError_t lamport_style_one_shot_all_reduce_norm_kernel_launcher(AllReduceParams<T> params) {
+  int cluster_size = std::min(((warps_per_token + warp_min_number - 1) / warp_min_number),
+                              details::kClusterMaxSize);
+  return launch(cluster_size, params);
+}
+""",
+    "flashinfer/data/csrc/trtllm_allreduce.cu": """\
+void trtllm_custom_all_reduce(TensorView in, int64_t tp_size) {
+  for (int i = 0; i < tp_size; ++i) {
+    params.lamport_peer_comm_buffer_ptrs[i] = first[i];
+    params.lamport_peer_comm_buffer_ptrs[i + tp_size] = second[i];
+    params.lamport_peer_comm_buffer_ptrs[i + tp_size * 2] = third[i];
+  }
+}
+""",
+    "flashinfer/data/include/flashinfer/trtllm/fmha/fmhaRunner.cuh": """\
+class TllmGenFmhaRunner {
+ public:
+  TllmGenFmhaRunner() : mSM(getSMVersion()) {
+    FLASHINFER_CHECK(mSM == kSM_100 || mSM == kSM_103, "Unsupported architecture");
+  }
+};
+""",
     "sglang/__init__.py": "",
     "sglang/srt/server_args.py": """\
 from sglang.srt.utils import is_sm90_supported, is_sm100_supported
@@ -239,7 +273,7 @@ class Venv:
 
     def gate(self, state: str = "open", check: bool = False, **changed: object) -> Result:
         """Run the module gate in this process; raises InferenceError where it fails."""
-        defaults = {"python": None, "gates": None, "force": False, "pycache_prefix": None, "lock_timeout": 1}
+        defaults = {"python": None, "gates": None, "optional": False, "force": False, "pycache_prefix": None, "lock_timeout": 1}
         return Result(gate.run(SimpleNamespace(params={**defaults, **self.parameters(**changed), "state": state}, check_mode=check)))
 
 
@@ -247,6 +281,12 @@ def recorded(name: str, content: bytes) -> str:
     """The line of RECORD for a file."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
     return f"{name},sha256={digest},{len(content)}\n"
+
+
+@pytest.fixture(autouse=True)
+def no_warnings_of_other_tests() -> None:
+    """Ansible collects the warnings of a process, and here many modules run in one."""
+    warnings._global_warnings.clear()
 
 
 @pytest.fixture
