@@ -10,8 +10,17 @@ import subprocess
 from pathlib import Path
 
 SOURCE = "trtllm_allreduce.cu"
-PLAN = "from flashinfer.jit.comm import gen_trtllm_comm_module as generate; spec = generate(); spec.write_ninja(); print(spec.ninja_path)"
-KERNELS = r"all_?reduce\w*kernel|one_?shot|two_?shot"
+# Without flashinfer/__init__.py, which loads every operator.
+PLAN = """
+import importlib.util, sys, types
+package = types.ModuleType("flashinfer")
+package.__path__ = importlib.util.find_spec("flashinfer").submodule_search_locations
+sys.modules["flashinfer"] = package
+from flashinfer.jit.comm import gen_trtllm_comm_module
+spec = gen_trtllm_comm_module()
+spec.write_ninja()
+print(spec.ninja_path)
+"""
 
 
 def compiled_sizes(python: Path, base_venv: Path, environment: dict[str, str], folder: Path) -> dict[str, int]:
@@ -38,5 +47,4 @@ def test_the_kernels_are_empty_as_released_and_full_once_the_set_is_open(serving
     after = compiled_sizes(python, base_venv, environment, tmp_path / "after")
     assert before.keys() == after.keys()
     empty = {name for name, size in before.items() if size <= 512}
-    print(f"{len(before)} kernels, {len(empty)} of them empty as released; opened: {len([n for n in after if after[n] <= 512])}")
-    assert empty and all(after[name] > before[name] for name in empty)
+    assert len(empty) > 400 and all(after[name] > before[name] for name in empty)
