@@ -24,6 +24,9 @@ GPUS = [
         "compute_cap": "12.0",
         "driver_version": DRIVER,
         "memory.total": "97887 MiB",
+        "memory.used": "0 MiB",
+        "utilization.gpu": "0 %",
+        "clocks.sm": "180 MHz",
         "power.limit": "600.00 W",
         "power.draw": f"{watts:.2f} W",
         "pci.bus_id": f"00000000:{bus}:00.0",
@@ -36,6 +39,8 @@ GPUS = [
     }
     for index, (bus, watts) in enumerate(CARDS.items())
 ]
+# No process uses one of them; what could be asked of it all the same.
+PROCESS = {"gpu_uuid": "", "gpu_name": "", "gpu_bus_id": "", "pid": "", "process_name": "", "used_memory": "0 MiB"}
 
 XML = """<?xml version="1.0" ?>
 <!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">
@@ -82,32 +87,42 @@ XML_GPU = """\t<gpu id="{pci.bus_id}">
 
 def main(arguments: list[str]) -> int:
     """Print the answer to nvidia-smi's ``arguments`` and return the exit status."""
-    if not arguments:
-        print(table(), end="")
-    elif arguments == ["-q", "-x"]:
-        print(xml(), end="")
-    elif arguments == ["topo", "-m"]:
-        print(topology(), end="")
-    elif len(arguments) == 2 and arguments[0].startswith("--query-gpu=") and arguments[1].startswith("--format=csv"):
-        return query(arguments[0].split("=")[1].split(","), arguments[1].split(",")[1:])
-    else:
-        print("This nvidia-smi is simulated; it answers to --query-gpu=... --format=csv, -q -x, topo -m and no arguments.")
+    answers = {(): table, ("-q", "-x"): xml, ("topo", "-m"): topology, ("topo", "-p2p", "r"): peer_access}
+    if tuple(arguments) in answers:
+        print(answers[tuple(arguments)](), end="")
+        return 0
+    options = dict(word.lstrip("-").partition("=")[::2] for word in arguments)
+    asked = [options.pop(kind, None) for kind in ("query-gpu", "query-compute-apps")]
+    form, chosen = options.pop("format", "").split(","), options.pop("id", None)
+    if options or form[0] != "csv" or None not in asked or asked == [None, None]:
+        known = "--query-gpu=... or --query-compute-apps=... with --format=csv and --id=..., -q -x, topo -m, topo -p2p r and no arguments"
+        print(f"This nvidia-smi is simulated; it answers to {known}.")
         return 2
-    return 0
+    gpus = [gpu for gpu in GPUS if chosen is None or {gpu["index"], gpu["uuid"], gpu["pci.bus_id"]} & set(chosen.split(","))]
+    if not gpus:
+        print("No devices were found")
+        return 6
+    return query(asked[0], gpus, GPUS[0], form) if asked[0] else query(asked[1], [], PROCESS, form)
 
 
-def query(fields: list[str], options: list[str]) -> int:
-    """Print ``fields`` of every GPU as CSV."""
-    for field in fields:
-        if field not in GPUS[0]:
-            print(f'Field "{field}" is not a valid field to query.\n')
+def query(fields: str, rows: list[dict[str, str]], example: dict[str, str], form: list[str]) -> int:
+    """Print ``fields`` of ``rows`` as CSV; ``example`` is a row that has all fields there are, with their units."""
+    names = fields.split(",")
+    for name in names:
+        if name not in example:
+            print(f'Field "{name}" is not a valid field to query.\n')
             return 2
-    units = {field: f" [{GPUS[0][field].split()[1]}]" for field in ("memory.total", "power.limit", "power.draw")}
-    if "noheader" not in options:
-        print(", ".join(field + ("" if "nounits" in options else units.get(field, "")) for field in fields))
-    for gpu in GPUS:
-        print(", ".join(gpu[field].split()[0] if field in units and "nounits" in options else gpu[field] for field in fields))
+    if "noheader" not in form:
+        print(", ".join(f"{name} [{unit(example[name])}]" if unit(example[name]) and "nounits" not in form else name for name in names))
+    for row in rows:
+        print(", ".join(row[name].removesuffix(" " + unit(row[name])) if "nounits" in form else row[name] for name in names))
     return 0
+
+
+def unit(value: str) -> str:
+    """Return the unit of a value, "" where it has none."""
+    last = value.rpartition(" ")[2]
+    return last if last in ("MiB", "MHz", "W", "%") else ""
 
 
 def xml() -> str:
@@ -129,6 +144,13 @@ def topology() -> str:
         links = [" X " if row == column else link(row, column) for column in range(len(names))]
         lines.append("\t".join([name, *links, CPUS[row // 4], str(row // 4), "", "N/A"]))
     return "\n".join(lines) + "\n"
+
+
+def peer_access() -> str:
+    """Return the answer to ``topo -p2p r``: every pair may."""
+    names = [f"GPU{gpu['index']}" for gpu in GPUS]
+    rows = ([f" {name}", *("X" if other == name else "OK" for other in names), ""] for name in names)
+    return "\n".join("\t".join(row) for row in ([" ", *names, ""], *rows)) + "\n"
 
 
 def link(one: int, other: int) -> str:

@@ -4,7 +4,8 @@
 """What ``nvidia-smi`` says about the GPUs of this host, as data.
 
 The CSV query is asked first, since it alone knows the compute capability. The XML adds what CSV cannot say, and
-stands in for it where an old driver refuses a field. The topology matrix says what joins the cards.
+stands in for it where an old driver refuses a field. One matrix says what joins the cards, another which of them may
+read each other's memory.
 """
 
 from __future__ import annotations
@@ -118,6 +119,7 @@ _NO_VALUE = ("", "N/A", "Not Supported", "Not Available", "Unknown Error", "Requ
 CSV_QUERY = ["--query-gpu=" + ",".join(_CSV_FIELDS.values()), "--format=csv,noheader,nounits"]
 XML_QUERY = ["-q", "-x"]
 TOPOLOGY_QUERY = ["topo", "-m"]
+PEER_QUERY = ["topo", "-p2p", "r"]
 
 Card = dict[str, str]  # field -> nvidia-smi's words for it; fields that the driver does not know are left out
 
@@ -163,6 +165,7 @@ class Link(NamedTuple):
 
     gpus: tuple[int, int]  # their indexes, the lower one first
     link: str  # NV18, PIX, PXB, PHB, NODE or SYS
+    peer_access: Optional[str] = None  # OK, or why not: CNS, GNS, TNS, NS, DR, U; None where the driver cannot tell
 
 
 class Inventory(NamedTuple):
@@ -240,7 +243,7 @@ def detect_capabilities(executable: str = "nvidia-smi", timeout: float = 30) -> 
 
 
 def query_inventory(run: Runner) -> Inventory:
-    """Ask nvidia-smi for everything that Inventory holds, in at most three calls.
+    """Ask nvidia-smi for everything that Inventory holds, in at most four calls.
 
     Raises:
         NvidiaSmiMissing: There is no such executable.
@@ -250,11 +253,11 @@ def query_inventory(run: Runner) -> Inventory:
     if cards == []:
         return Inventory([], None, [])
     cards, cuda_version = _add_xml(cards, run)
-    topology = run(TOPOLOGY_QUERY) if len(cards) > 1 else Answer(0, "")
+    links, access = (_query_matrix(run, query) if len(cards) > 1 else {} for query in (TOPOLOGY_QUERY, PEER_QUERY))
     return Inventory(
         [_gpu(position, card) for position, card in enumerate(cards)],
         cuda_version,
-        parse_topology(topology.text) if topology.status == 0 else [],
+        [Link(pair, link, access.get(pair)) for pair, link in links.items()],
     )
 
 
@@ -334,19 +337,19 @@ def parse_xml(text: str) -> tuple[list[Card], Optional[str]]:
     return cards, _words(log.findtext("cuda_version")) or _words(log.findtext("cuda_umd_version"))
 
 
-def parse_topology(text: str) -> list[Link]:
-    """Read the matrix that TOPOLOGY_QUERY prints: one Link a pair of GPUs, whatever other columns there are."""
+def parse_matrix(text: str) -> dict[tuple[int, int], str]:
+    """Read a matrix that ``nvidia-smi topo`` prints: the cell of each pair of GPUs, the lower one first, whatever other columns there are."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)  # the header is underlined
     lines = [[cell.strip() for cell in line.split("\t")] for line in plain.splitlines()]
     header = next((line for line in lines if "GPU0" in line[1:]), [])
     columns = {cell: column for column, cell in enumerate(header) if re.fullmatch(r"GPU\d+", cell)}
-    return [
-        Link((gpu, other), row[column])
+    return {
+        (gpu, other): row[column]
         for row in lines
         if row[0] in columns
         for name, column in columns.items()
         if (gpu := _number_of(row[0])) < (other := _number_of(name))
-    ]
+    }
 
 
 def _ask(run: Runner, query: Sequence[str]) -> str:
@@ -359,6 +362,12 @@ def _ask(run: Runner, query: Sequence[str]) -> str:
     if answer.status in _USABLE or _NO_GPU in answer.text or _UNKNOWN_FIELD in answer.text:
         return answer.text
     raise InferenceError("nvidia-smi", f"exit status {answer.status}, {_excerpt(answer.text)}", "a list of GPUs")
+
+
+def _query_matrix(run: Runner, query: Sequence[str]) -> dict[tuple[int, int], str]:
+    """Ask for a matrix; a driver that does not know it is no trouble."""
+    answer = run(query)
+    return parse_matrix(answer.text) if answer.status in _USABLE else {}
 
 
 def _query_csv(run: Runner) -> Optional[list[Card]]:

@@ -21,10 +21,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
+from ansible_collections.blackwell.inference.plugins.module_utils import _account
 from ansible_collections.blackwell.inference.plugins.module_utils import _proof_probe as probe
 from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import GATES
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import Inventory, Runner, parse_capability
+from ansible_collections.blackwell.inference.plugins.module_utils._jit_build import max_jobs_here, nvcc
 from ansible_collections.blackwell.inference.plugins.module_utils._jit_cache import sglang_redirects, workspace_base
 from ansible_collections.blackwell.inference.plugins.module_utils._opening import recovered
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import Site
@@ -33,8 +35,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._survey import
 from ansible_collections.blackwell.inference.plugins.module_utils._version import COLLECTION_VERSION
 
 SCHEMA_VERSION = 1
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # what systemd gives a unit that sets none
-_CACHES = ("CACHE_DIR", "CACHE_PATH", "CACHE_HOME", "EXTENSIONS_DIR", "WORKSPACE_BASE")  # how variables that name one end
+HIDDEN_SIZE = 6144  # that of GLM-5
 
 Json = dict[str, Any]
 
@@ -50,13 +51,14 @@ class Server(NamedTuple):
 
 
 def fingerprint(server: Server, inventory: Inventory, site: Site, state_dir: str) -> Json:
-    """Return what a measurement depends on: driver, GPUs, links, packages, gates, and how the server uses them."""
+    """Return what a measurement depends on: driver, GPUs, links, packages, compiler, gates, and how the server uses them."""
     capabilities = [parse_capability(text) for text in inventory.compute_capabilities]
     installation = recovered(Installation(site, Store(state_dir), {"flashinfer", "sglang"}), COLLECTION_VERSION)
     return {
         "driver": inventory.driver_version,
         "gpus": {str(gpu.index): f"{gpu.name} {gpu.uuid}" for gpu in inventory.gpus},
-        "links": {f"{first}-{second}": link for (first, second), link in inventory.links},
+        "links": {f"{first}-{second}": link for (first, second), link, _access in inventory.links},
+        "nvcc": nvcc(server.environment),
         "packages": {package.distribution: package.version for package in site.packages.values()},
         "gates": {found.gate.id: found.verdict for found in survey(installation, capabilities, GATES) if found.verdict != "absent"},
         "server": {
@@ -68,6 +70,27 @@ def fingerprint(server: Server, inventory: Inventory, site: Site, state_dir: str
             },
         },
     }
+
+
+def hidden_size(model: Optional[str]) -> Optional[int]:
+    """Return the hidden size that config.json in the folder of a model says; None where there is no such folder.
+
+    Raises:
+        InferenceError: It does not say one.
+    """
+    path = os.path.join(model or "", "config.json")
+    if not model or not os.path.isabs(model) or not os.path.isfile(path):
+        return None
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+        # A model that sees and hears has one for each of its parts.
+        found = config.get("hidden_size") or config["text_config"]["hidden_size"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = None
+    if not isinstance(found, int) or found < 1:
+        raise InferenceError(path, "it says no hidden_size", "the configuration of a model", "Set hidden_size.")
+    return found
 
 
 def refusal(server: Server, site: Site, run: Runner) -> Optional[str]:
@@ -98,21 +121,19 @@ def measure(server: Server, site: Site, nvidia_smi: str, phase_timeout: float, t
     Raises:
         InferenceError: The user cannot run the probe, or it does not end in time.
     """
-    account = _account(server.user)
+    account = _account.find(server.user)
+    if account is None:
+        raise InferenceError("user", f"{server.user} does not exist on this host", "the user that the server runs as")
     folder = tempfile.mkdtemp(prefix="blackwell-inference-proof-")
     try:
         program, output = os.path.join(folder, "probe.py"), os.path.join(folder, "probe.json")
         with open(program, "w", encoding="utf-8") as file:
             file.write(inspect.getsource(probe))
-        identity: Json = {}
-        if os.geteuid() == 0 and account.pw_uid != 0:
-            os.chown(folder, account.pw_uid, account.pw_gid)
-            os.chmod(program, 0o644)
-            groups = os.getgrouplist(account.pw_name, account.pw_gid)
-            identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": groups}
+        os.chmod(program, 0o644)
+        os.chown(folder, account.pw_uid, account.pw_gid)
         command = [server.python, program, "--world-size", str(server.world_size), "--hidden-size", str(server.hidden_size)]
         command += ["--phase-timeout", str(phase_timeout), "--compile-timeout", str(timeout), "--output", output]
-        printed = _run(command, _environment(server, site, account, nvidia_smi, folder), folder, timeout, identity)
+        printed = _run(command, _environment(server, site, account, nvidia_smi), folder, timeout, _account.identity(account))
         try:
             with open(output, encoding="utf-8") as file:
                 result: Json = json.load(file)
@@ -160,7 +181,8 @@ def replace(path: str, content: Mapping[str, Any], mode: int, folder_mode: int, 
                 return False
         if check_mode:
             return True
-        os.makedirs(os.path.dirname(path), mode=folder_mode, exist_ok=True)
+        for folder in (os.path.dirname(os.path.dirname(path)), os.path.dirname(path)):  # `mode` is only that of the last one
+            os.makedirs(folder, mode=folder_mode, exist_ok=True)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), mode)
             file.write(text)
@@ -174,28 +196,14 @@ def replace(path: str, content: Mapping[str, Any], mode: int, folder_mode: int, 
     return True
 
 
-def _account(user: Optional[str]) -> pwd.struct_passwd:
-    """Return the service's user, or the own one where that does not exist yet."""
-    own = pwd.getpwuid(os.geteuid())
-    try:
-        account = pwd.getpwnam(user) if user else own
-    except KeyError:
-        return own
-    if os.geteuid() not in (0, account.pw_uid):
-        raise InferenceError("user", f"{account.pw_name}, but the module runs as {own.pw_name}", "root or that user", "Use become.")
-    return account
-
-
-def _environment(server: Server, site: Site, account: pwd.struct_passwd, nvidia_smi: str, scratch: str) -> dict[str, str]:
-    """Return the environment of the service; where its caches do not exist yet, or are not this user's, with throw-away ones."""
-    given = {"PATH": _PATH, "HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name, **server.environment}
-    base = workspace_base(given, sglang_redirects(site.packages["sglang"].location), account.pw_name)
-    if server.user in (None, account.pw_name) and os.path.isdir(base):
-        caches = {"FLASHINFER_WORKSPACE_BASE": base}
-    else:
-        caches = dict.fromkeys(["HOME", "FLASHINFER_WORKSPACE_BASE", *(name for name in given if name.endswith(_CACHES))], scratch)
+def _environment(server: Server, site: Site, account: pwd.struct_passwd, nvidia_smi: str) -> dict[str, str]:
+    """Return the environment of the service, with the folder of its caches made and that of nvidia-smi in PATH."""
+    base = workspace_base(server.environment, sglang_redirects(site.packages["sglang"].location), account.pw_name)
+    _account.make_folder(account, base)
+    environment = {"MAX_JOBS": str(max_jobs_here(server.environment)), **_account.environment(account, server.environment)}
+    environment["FLASHINFER_WORKSPACE_BASE"] = base
     folder = os.path.dirname(nvidia_smi)
-    return {**given, **caches, "PATH": f"{folder}:{given['PATH']}" if folder else given["PATH"]}
+    return {**environment, "PATH": f"{folder}:{environment['PATH']}"} if folder else environment
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], folder: str, timeout: float, identity: Json) -> str:

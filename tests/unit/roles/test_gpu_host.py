@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -25,9 +27,12 @@ HOSTS = {
     "mixed": ("mixed-9.0-12.0", {"gpu_host_min_count": 4}),
     "mixed-allowed": ("mixed-9.0-12.0", {"gpu_host_allow_mixed": "true"}),
     "mig": ("mig-rtx-pro-6000", {}),
+    "strict": ("rtx-5090-x2", {"gpu_host_strict": "true"}),
+    "lenient": ("rtx-5090-x2", {"gpu_host_ignore": ["peer_access"]}),
+    "unfit": ("rtx-5090-x2", {"gpu_host_python": "{{ unfit_python }}"}),
 }
 SCRIPT = """#!/bin/sh
-case $1 in --query*) name=query.csv;; -q) name=xml;; *) name=topo.txt;; esac
+case "$*" in --query*) name=query.csv;; -q*) name=xml;; *p2p*) name=p2p.txt;; *) name=topo.txt;; esac
 cat {host}.$name
 """
 
@@ -45,7 +50,17 @@ class Run:
                 script.chmod(0o755)
                 variables = {**variables, "gpu_host_nvidia_smi": str(script)}
             hosts[host] = {**variables, "gpu_host_facts_dir": str(self.facts(host).parent)}
-        common = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+        venv.create(folder / "unfit-venv", symlinks=True)
+        (packages,) = folder.glob("unfit-venv/lib/python*/site-packages")
+        (packages / "torch").mkdir()
+        (packages / "torch/__init__.py").touch()
+        (packages / "torch/version.py").write_text("cuda: Optional[str] = '12.6'\n")
+        common = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "unfit_python": str(folder / "unfit-venv/bin/python"),
+            "gpu_host_environment": {"CUDA_HOME": "/nonexistent/cuda"},
+        }
         (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": common}}))
         (folder / "play.json").write_text(json.dumps(PLAYBOOK))
 
@@ -58,7 +73,8 @@ class Run:
             [Path(sys.executable).parent / "ansible-playbook", "-i", self.folder / "inventory.json", self.folder / "play.json", *options],
             env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORKS": "8"},
             cwd=ROOT,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             check=False,
         ).stdout
@@ -89,6 +105,9 @@ def test_who_is_refused(first):
         "mixed": (0, 1),
         "mixed-allowed": (1, 0),
         "mig": (0, 1),
+        "strict": (0, 1),
+        "lenient": (1, 0),
+        "unfit": (0, 1),
     }
 
 
@@ -101,6 +120,8 @@ def test_who_is_refused(first):
         "gpu_host_allow_mig: MIG is on for GPU 2; expected it off. "
         "Turn it off with nvidia-smi -i INDEX -mig 0, or set gpu_host_allow_mig to true.",
         "executable: /nonexistent/nvidia-smi does not exist on this host; expected the name or path of nvidia-smi.",
+        "torch: torch unknown in the serving venv is built for CUDA 12.6; expected CUDA 12.8 or newer, which knows 12.0. "
+        "Install another build of torch.",
     ],
 )
 def test_refusals_are_one_line_each(first, line):
@@ -108,11 +129,25 @@ def test_refusals_are_one_line_each(first, line):
     assert line in printed
 
 
+PEERS = "peer_access: none between the GPUs 0 and 1 (GNS); expected every pair to reach each other"
+
+
+def test_what_stands_in_the_way_is_a_warning_unless_it_is_ignored_or_strictly_refused(first, run):
+    lenient, strict = ("".join(run("--limit", host).split()) for host in ("lenient", "strict"))
+    peers, nvcc = PEERS.replace(" ", ""), f"[WARNING]:{platform.node()}:nvcc:nonein/nonexistent/cuda;expected12.8ornewer."
+    assert nvcc in lenient
+    assert peers not in lenient
+    assert f"[WARNING]:{platform.node()}:{peers}" in strict
+    assert peers in strict.split("Refuseahostthatcannotserve")[1]
+
+
 def test_facts(first, run):
     facts = json.loads(run.facts("simulated").read_text())
     assert run.facts("simulated").stat().st_mode & 0o777 == 0o644
     assert (facts["gpu_count"], facts["compute_capability"], facts["driver_version"]) == (8, "12.0", "580.95.05")
-    assert facts["links"][0] == {"gpus": [0, 1], "link": "PHB"}
+    assert facts["links"][0] == {"gpus": [0, 1], "link": "PHB", "peer_access": "OK"}
+    assert facts["toolkit"]["cuda_home"] == "/nonexistent/cuda"
+    assert set(facts["host"]) == {"cores", "memory_mib", "shm_mib", "memlock_mib", "iommu"}
     assert facts["gpus"][0] == {
         "index": 0,
         "uuid": "GPU-00000000-0000-0000-0000-000000000001",
@@ -135,6 +170,8 @@ def test_check_mode_and_further_runs(first, run):
     assert recap(run(*only)) == {"simulated": (0, 0)}, "a second run changes nothing"
     run.facts("simulated").unlink()
     run.facts("simulated").parent.rmdir()
-    assert "List the GPUs" in run(*only, "--tags", "patch")
+    partial = run(*only, "--tags", "patch")
+    assert "List the GPUs" in partial
+    assert "nvcc" not in partial, "no warning is repeated in a partial run"
     assert recap(run(*only, "--check")) == {"simulated": (1, 0)}
     assert not run.facts("simulated").parent.exists(), "neither other tags nor check mode write"

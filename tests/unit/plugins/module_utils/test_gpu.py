@@ -22,13 +22,14 @@ UUID = "GPU-00000000-0000-0000-0000-00000000000"
 class Recorded:
     """A runner that answers with recorded texts, and counts its calls."""
 
-    def __init__(self, csv: str | gpu.Answer, xml: str = "", topology: str = "") -> None:
+    def __init__(self, csv: str | gpu.Answer, xml: str = "", topology: str = "", access: str = "") -> None:
         self.calls: list[str] = []
-        self.answers = {gpu.CSV_QUERY[0]: csv, gpu.XML_QUERY[0]: xml, gpu.TOPOLOGY_QUERY[0]: topology}
+        self.answers = {gpu.CSV_QUERY[0]: csv, gpu.XML_QUERY[0]: xml, "topo -m": topology, "topo -p2p r": access}
 
     def __call__(self, arguments):
-        self.calls.append(arguments[0].split("=")[0])
-        answer = self.answers[arguments[0]]
+        question = " ".join(arguments) if arguments[0] == "topo" else arguments[0]
+        self.calls.append(question.split("=")[0])
+        answer = self.answers[question]
         return answer if isinstance(answer, gpu.Answer) else gpu.Answer(0, answer)
 
 
@@ -40,7 +41,7 @@ def read(name: str) -> str:
 def recorded(host: str) -> Recorded:
     csv = read(f"{host}.query.csv")
     xml = read(f"{host}.xml") or read(f"{host}.smi.xml")
-    return Recorded(gpu.Answer(2, csv) if csv.startswith("Field") else csv, xml, read(f"{host}.topo.txt"))
+    return Recorded(gpu.Answer(2, csv) if csv.startswith("Field") else csv, xml, read(f"{host}.topo.txt"), read(f"{host}.p2p.txt"))
 
 
 def test_captured_host():
@@ -90,7 +91,7 @@ def test_hosts(host, capability, capabilities, architecture, driver, cuda, memor
     assert [card.memory_mib for card in inventory.gpus] == memory
     assert Counter(link.link for link in inventory.links) == links
     assert [card.index for card in inventory.gpus] == list(range(len(memory)))
-    assert run.calls == ["--query-gpu", "-q", "topo"][: 3 if len(memory) > 1 else 2]
+    assert run.calls == ["--query-gpu", "-q", "topo -m", "topo -p2p r"][: 4 if len(memory) > 1 else 2]
 
 
 def test_values_that_a_driver_does_not_know_are_none():
@@ -134,18 +135,24 @@ def test_elements_that_coming_drivers_rename():
 
 def test_topology_ignores_network_cards_and_underlines():
     assert "NIC1" in read("rtx-pro-6000-x8.topo.txt")
-    links = gpu.parse_topology(read("rtx-pro-6000-x8.topo.txt"))
-    assert [link for link in links if 0 in link.gpus] == [
-        gpu.Link((0, 1), "PHB"),
-        *(gpu.Link((0, other), "NODE") for other in (2, 3)),
-        *(gpu.Link((0, other), "SYS") for other in (4, 5, 6, 7)),
-    ]
-    assert gpu.parse_topology(read("h200-x2.topo-raw.txt")) == gpu.parse_topology(read("h200-x2.topo.txt"))
+    links = gpu.parse_matrix(read("rtx-pro-6000-x8.topo.txt"))
+    assert {pair: link for pair, link in links.items() if 0 in pair} == {
+        (0, 1): "PHB",
+        **{(0, other): "NODE" for other in (2, 3)},
+        **{(0, other): "SYS" for other in (4, 5, 6, 7)},
+    }
+    assert gpu.parse_matrix(read("h200-x2.topo-raw.txt")) == gpu.parse_matrix(read("h200-x2.topo.txt"))
 
 
-def test_unknown_topology_is_no_failure():
+def test_peer_access_is_what_the_driver_says_of_each_pair():
+    assert gpu.query_inventory(recorded("rtx-5090-x2")).links == [gpu.Link((0, 1), "PHB", "GNS")]
+
+
+def test_an_unknown_matrix_is_no_failure():
     run = recorded("rtx-5090-x2")
-    run.answers["topo"] = gpu.Answer(3, "Not Supported")
+    run.answers["topo -p2p r"] = gpu.Answer(2, "Unknown option")
+    assert gpu.query_inventory(run).links == [gpu.Link((0, 1), "PHB", None)]
+    run.answers["topo -m"] = gpu.Answer(3, "Not Supported")
     assert gpu.query_inventory(run).links == []
 
 
@@ -165,11 +172,10 @@ def test_no_gpu():
 def test_a_corrupted_inforom_is_only_a_warning():
     run = recorded("h200-x2")
     run.answers = {
-        question: gpu.Answer(14, f"{text}\nWARNING: infoROM is corrupted at gpu 0000:00:06.0\n")
-        for question, text in run.answers.items()
-        if text
+        question: gpu.Answer(14, f"{text}\nWARNING: infoROM is corrupted at gpu 0000:00:06.0\n") for question, text in run.answers.items()
     }
-    assert len(gpu.query_inventory(run).gpus) == 2
+    inventory = gpu.query_inventory(run)
+    assert (len(inventory.gpus), inventory.links) == (2, [gpu.Link((0, 1), "NV18")])
 
 
 @pytest.mark.parametrize(

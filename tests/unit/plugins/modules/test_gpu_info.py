@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import platform
+import venv
 from pathlib import Path
 
 import pytest
 import yaml
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.blackwell.inference.plugins.module_utils import _gpu_host as gpu_host
 from ansible_collections.blackwell.inference.plugins.modules import gpu_info
 
 SIMULATED = str(Path(__file__).resolve().parents[4] / "demo/nvidia-smi")
@@ -49,15 +52,53 @@ def test_gpus(run, check):
     assert result["gpus"][7]["memory_mib"] == 97887
     assert (result["compute_capability"], result["compute_capabilities"], result["architecture"]) == ("12.0", ["12.0"], "Blackwell")
     assert (result["driver_version"], result["cuda_version"]) == ("580.95.05", "13.0")
-    assert {"gpus": [0, 1], "link": "PHB"} in result["links"]
+    assert {"gpus": [0, 1], "link": "PHB", "peer_access": "OK"} in result["links"]
 
 
 def test_everything_returned_is_documented(run):
     documented = yaml.safe_load(gpu_info.RETURN)
-    result = run(executable=SIMULATED)
-    assert set(documented) == set(result) - {"changed", "invocation"}
-    assert set(documented["gpus"]["contains"]) == set(result["gpus"][0])
-    assert set(documented["links"]["contains"]) == set(result["links"][0])
+    result = run(executable=SIMULATED, environment={"MAX_JOBS": 10**6})
+    assert set(documented) == set(result) - {"changed", "invocation", "warnings"}
+    for name in ("gpus", "links", "problems"):
+        assert set(documented[name]["contains"]) == set(result[name][0])
+    for name in ("host", "toolkit", "venv"):
+        assert set(documented[name]["contains"]) == set(result[name])
+    assert yaml.safe_load(gpu_info.DOCUMENTATION)["options"]["ignore"]["choices"] == list(gpu_host.IDS)
+
+
+def test_only_with_an_environment_is_more_than_the_gpus_looked_at(run):
+    assert not {"host", "toolkit", "venv", "problems", "warnings"} & set(run(executable=SIMULATED))
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_problem_is_a_warning_that_names_the_host(run, check):
+    result = run(check, executable=SIMULATED, environment={"MAX_JOBS": 10**6, "UNSET": None})
+    (message,) = (problem["message"] for problem in result["problems"] if problem["id"] == "max_jobs")
+    assert message.startswith("environment MAX_JOBS: 1000000 compilers")
+    assert f"{platform.node()}: {message}" in str(result["warnings"])
+    assert not result["changed"]
+
+
+def test_a_problem_that_is_ignored_is_neither_returned_nor_warned_of(run):
+    result = run(executable=SIMULATED, environment={"MAX_JOBS": 10**6}, ignore=["max_jobs"])
+    assert "MAX_JOBS" not in str(result["problems"]) + str(result.get("warnings"))
+
+
+def test_what_is_fatal_is_left_to_those_who_asked(run, tmp_path):
+    venv.create(tmp_path, symlinks=True)
+    (packages,) = tmp_path.glob("lib/python*/site-packages")
+    (packages / "torch").mkdir()
+    (packages / "torch/__init__.py").touch()
+    (packages / "torch/version.py").write_text("cuda: Optional[str] = None\n")
+    result = run(executable=SIMULATED, environment={}, python=str(tmp_path / "bin/python"))
+    assert {problem["id"]: problem["fatal"] for problem in result["problems"]}["torch"]
+    assert "torch" not in str(result.get("warnings"))
+    assert "failed" not in result
+
+
+def test_a_python_that_is_none_is_one_line(run, tmp_path):
+    (tmp_path / "python").write_text("")
+    assert "cannot be run" in run(executable=SIMULATED, environment={}, python=str(tmp_path / "python"))["msg"]
 
 
 NONE = {"gpus": [], "count": 0, "compute_capability": None, "compute_capabilities": [], "driver_version": None, "links": []}
