@@ -12,8 +12,8 @@ import contextlib
 import inspect
 import json
 import os
-import pwd
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -22,15 +22,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from ansible_collections.blackwell.inference.plugins.module_utils import _jit_cache_venv
+from ansible_collections.blackwell.inference.plugins.module_utils import _account, _jit_cache_venv
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
-from ansible_collections.blackwell.inference.plugins.module_utils._jit_cache_elf import device_code
+from ansible_collections.blackwell.inference.plugins.module_utils._jit_cache_elf import device_code, runs_on
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # what systemd gives a unit that sets none
-_ARCH_LIST = re.compile(r"\d+\.\d[af]?( \d+\.\d[af]?)*")
+ARCH_LIST = re.compile(r"\d+\.\d[af]?( \d+\.\d[af]?)*")
 _ERROR = re.compile(r"\): error|: (fatal )?error:|^(ptxas|nvcc|nvlink|cicc)\b.*\b(fatal|error)\b|\bld: |Killed|signal 9")
 _GIB = 1 << 20  # in the KiB of /proc/meminfo
-_HOST_GIB, _COMPILER_GIB = 16, 8  # left to the host; what one nvcc may take
+HOST_GIB, COMPILER_GIB = 16, 8  # left to the host; what one nvcc may take
 
 Description = Mapping[str, Any]  # the answer of _jit_cache_venv.describe
 Progress = Callable[[str], None]
@@ -60,6 +59,20 @@ def describe(service: Service, modules: Sequence[str], capabilities: Sequence[st
     if "error" in description:
         raise InferenceError(f"python {service.python}", description["error"], "packages and a toolchain that fit each other")
     return description
+
+
+def cuda_home(environment: Mapping[str, str]) -> Optional[str]:
+    """Return the toolkit that FlashInfer takes in a service with this environment; None if there is none."""
+    found = shutil.which("nvcc", path=environment.get("PATH", _account.PATH))
+    beside = os.path.dirname(os.path.dirname(found)) if found else "/usr/local/cuda"
+    return environment.get("CUDA_HOME") or environment.get("CUDA_PATH") or (beside if os.path.isdir(beside) else None)
+
+
+def nvcc(environment: Mapping[str, str]) -> Optional[str]:
+    """Return the compiler that a service with this environment finds, as a path without links; None if it finds none."""
+    name = environment.get("FLASHINFER_NVCC") or os.path.join(cuda_home(environment) or "", "bin", "nvcc")
+    found = shutil.which(name, path=environment.get("PATH", _account.PATH))
+    return os.path.realpath(found) if found else None
 
 
 def refuse(description: Description, service: Service, capabilities: Sequence[str]) -> None:
@@ -101,7 +114,7 @@ def refuse(description: Description, service: Service, capabilities: Sequence[st
 def missing_code(libraries: Sequence[str], codes: Sequence[str]) -> list[str]:
     """Return those of ``codes`` (e.g. "sm_120a") for whose GPU none of the libraries holds anything that runs."""
     held = [image for library in libraries for image in device_code(library)]
-    return [code for code in codes if not any(_runs_on(image, code) for image in held)]
+    return [code for code in codes if not any(runs_on(image, code) for image in held)]
 
 
 def stale_because(module: Mapping[str, Any]) -> Optional[str]:
@@ -125,6 +138,8 @@ def stale_because(module: Mapping[str, Any]) -> Optional[str]:
                 return f"it was built with {label} {recorded[name]}, now it is {expected[name]}"
     if not module["same_plan"] or (recorded and recorded["plan"] != expected["plan"]):
         return "compiler flags or paths changed"
+    if module["replaced"]:
+        return f"flashinfer/{module['replaced']} was replaced after a server had built it"
     return None if module["up_to_date"] else "ninja would build it again"
 
 
@@ -166,12 +181,14 @@ def max_jobs(meminfo: str, cores: int) -> int:
     """Return how many compilers may run at once, from the text of /proc/meminfo and the number of cores."""
     available = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
     gib = int(available.group(1)) / _GIB if available else 0
-    return max(1, min(cores, int((gib - _HOST_GIB) / _COMPILER_GIB)))
+    return max(1, min(cores, int((gib - HOST_GIB) / COMPILER_GIB)))
 
 
-def max_jobs_here() -> int:
-    """Return how many compilers may run at once on this host, now."""
-    return max_jobs(Path("/proc/meminfo").read_text(encoding="ascii"), len(os.sched_getaffinity(0)))
+def max_jobs_here(environment: Mapping[str, str]) -> int:
+    """Return how many compilers may run at once on this host, now: no more than MAX_JOBS of a service's environment says."""
+    fit = max_jobs(Path("/proc/meminfo").read_text(encoding="ascii"), len(os.sched_getaffinity(0)))
+    wanted = environment.get("MAX_JOBS", "")
+    return min(fit, int(wanted)) if wanted.isdigit() and int(wanted) else fit
 
 
 def first_error(output: str) -> str:
@@ -187,7 +204,7 @@ def _refuse_environment(environment: Mapping[str, str]) -> None:
     if name and not (os.path.isabs(environment[name]) and os.path.isfile(os.path.join(environment[name], "bin", "nvcc"))):
         raise InferenceError(f"environment {name}", f"{environment[name]!r} holds no bin/nvcc", "the one folder of a CUDA toolkit")
     arch_list = environment.get("FLASHINFER_CUDA_ARCH_LIST")
-    if arch_list is not None and not _ARCH_LIST.fullmatch(arch_list):
+    if arch_list is not None and not ARCH_LIST.fullmatch(arch_list):
         raise InferenceError("environment FLASHINFER_CUDA_ARCH_LIST", repr(arch_list), "e.g. 12.0a, several separated by one space")
     if environment.get("FLASHINFER_DISABLE_JIT"):
         raise InferenceError("environment FLASHINFER_DISABLE_JIT", "it is set, so the server builds and loads nothing", "it unset")
@@ -199,7 +216,7 @@ def _refuse_module(name: str, module: Mapping[str, Any], archs: Sequence[str], n
     if module["error"]:
         found = f"flashinfer refuses to build it ({module['error']})"
         raise NotYet(f"module {name}", found, "an open gate", "Open it with blackwell.inference.gate.")
-    left_out = [arch for arch in archs if not any(_runs_on(code, f"sm_{arch}") for code in module["codes"])]
+    left_out = [arch for arch in archs if not any(runs_on(code, f"sm_{arch}") for code in module["codes"])]
     if left_out:
         raise NotYet(
             f"module {name}",
@@ -220,19 +237,7 @@ def _refuse_module(name: str, module: Mapping[str, Any], archs: Sequence[str], n
 
 def _covers(archs: Sequence[str], capability: str) -> bool:
     wanted = capability.replace(".", "")
-    return any(_runs_on(f"sm_{arch}", f"sm_{wanted}") for arch in archs)
-
-
-def _runs_on(image: str, code: str) -> bool:
-    """Tell whether an image such as ``sm_120f`` runs on the GPU that code such as ``sm_120a`` is for."""
-    kind, _separator, arch = image.partition("_")
-    wanted = int(code.partition("_")[2].rstrip("af"))
-    if kind == "compute":  # PTX: for this and later GPUs, unless it is bound to a chip
-        return arch.isdigit() and int(arch) <= wanted
-    if arch.endswith("a"):
-        return int(arch[:-1]) == wanted
-    number = int(arch.rstrip("f"))
-    return number // 10 == wanted // 10 and number <= wanted
+    return any(runs_on(f"sm_{arch}", f"sm_{wanted}") for arch in archs)
 
 
 def _ask(
@@ -244,13 +249,10 @@ def _ask(
     progress: Optional[Progress] = None,
 ) -> dict[str, Any]:
     """Run _jit_cache_venv in the serving venv, as the service's user and with its environment alone; return its answer."""
-    account = _account(service.user)
-    environment = {"PATH": _PATH, "HOME": account.pw_dir, "USER": account.pw_name, "LOGNAME": account.pw_name, **service.environment}
+    account = _account.find(service.user)
+    if account is None:
+        raise NotYet("user", f"{service.user or os.geteuid()} does not exist on this host", "the user that the server runs as")
     request = {"action": action, "base": service.base, "modules": list(modules), "capabilities": list(capabilities)}
-    identity: dict[str, Any] = {}
-    if os.geteuid() == 0 and account.pw_uid != 0:
-        groups = os.getgrouplist(account.pw_name, account.pw_gid)
-        identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": groups}
     with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
             process = subprocess.Popen(
@@ -258,10 +260,10 @@ def _ask(
                 stdin=subprocess.DEVNULL,
                 stdout=answer,
                 stderr=log,
-                env=environment,
+                env=_account.environment(account, service.environment),
                 cwd="/",
                 start_new_session=True,
-                **identity,
+                **_account.identity(account),
             )
         except OSError as error:
             found = f"{account.pw_name} cannot run {service.python} ({error.strerror})"
@@ -283,16 +285,6 @@ def _ask(
         raise InferenceError(f"python {service.python}", f"it cannot use flashinfer's JIT ({reason})", "the venv that serves sglang")
     remedy = "Give fewer max_jobs." if re.search("Killed|signal 9", reason) else ""
     raise InferenceError(f"modules {', '.join(modules)}", f"the build failed: {reason}", "one without errors", remedy)
-
-
-def _account(user: Optional[str]) -> pwd.struct_passwd:
-    try:
-        account = pwd.getpwnam(user) if user else pwd.getpwuid(os.geteuid())
-    except KeyError:
-        raise NotYet("user", f"{user or os.geteuid()} does not exist on this host", "the user that the server runs as") from None
-    if os.geteuid() not in (0, account.pw_uid):
-        raise InferenceError("user", f"{account.pw_name}, but the module runs as uid {os.geteuid()}", "root or that user", "Use become.")
-    return account
 
 
 def _wait(process: subprocess.Popen[str], timeout: float, progress: Optional[Progress], interval: float = 10) -> None:
@@ -341,4 +333,4 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _path(service: Service) -> str:
-    return service.environment.get("PATH", _PATH)
+    return service.environment.get("PATH", _account.PATH)

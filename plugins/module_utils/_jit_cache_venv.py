@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -169,6 +170,7 @@ def _describe_module(jit: Any, name: str, workspace: Path, toolchain: dict[str, 
         "codes": _codes(planned),
         "recorded": recorded,
         "expected": expected if recorded else None,
+        "replaced": _replaced(folder / f"{name}.so", toolchain) if not recorded else None,
         "same_plan": ninja.is_file() and ninja.read_text() == planned,
         "up_to_date": bool(toolchain["ninja"]) and ninja.is_file() and "no work to do" in _ninja(folder, "-n"),
         "nvcc_error": _nvcc_error(toolchain["nvcc"], planned),
@@ -197,6 +199,18 @@ def _sources(folder: Path, package: str) -> list[str]:
     return sorted(os.path.relpath(path, root) for path in map(os.path.realpath, paths) if path.startswith(root))
 
 
+def _replaced(library: Path, toolchain: dict[str, Any]) -> Optional[str]:
+    """Return a source that was written, moved or linked into place after the library was made, if there is one.
+
+    ninja goes by the date of a file, which installers and ``cp -p`` set as they like; when its inode changed, only the kernel says.
+    """
+    if not toolchain["ninja"] or not library.is_file():
+        return None
+    made = library.stat().st_mtime
+    paths = {name: Path(toolchain["package"], name) for name in _sources(library.parent, toolchain["package"])}
+    return next((name for name, path in paths.items() if not path.is_file() or path.stat().st_ctime > made), None)
+
+
 def _digests(package: str, sources: Any) -> dict[str, str]:
     found = {}
     for name in sources:
@@ -215,7 +229,7 @@ def _nvcc_error(nvcc: Optional[str], plan: str) -> str:
     if not nvcc:
         return ""
     flags = sorted(set(re.findall(r"-gencode=\S+", plan)))
-    return _complaint([nvcc, "--dryrun", *flags, "-c", "-x", "cu", os.devnull, "-o", os.devnull], "fatal")
+    return complaint([nvcc, "--dryrun", *flags, "-c", "-x", "cu", os.devnull, "-o", os.devnull], "fatal")
 
 
 def _link_error(toolchain: dict[str, Any], plan: str) -> str:
@@ -225,12 +239,12 @@ def _link_error(toolchain: dict[str, Any], plan: str) -> str:
         return ""
     words = shlex.split(flags.group(1).replace("$\n", " ").replace("$cuda_home", toolchain["cuda_home"] or ""))
     with tempfile.TemporaryDirectory() as folder:
-        return _complaint([toolchain["compiler"], "-x", "c++", os.devnull, *words, "-o", os.path.join(folder, "probe.so")], "ld")
+        return complaint([toolchain["compiler"], "-x", "c++", os.devnull, *words, "-o", os.path.join(folder, "probe.so")], "ld")
 
 
-def _complaint(command: list[str], marker: str) -> str:
-    """Run a command; return the line that says why it failed, or nothing."""
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+def complaint(command: list[str], marker: str, environment: Optional[Mapping[str, str]] = None) -> str:
+    """Run a command; return the line that says why it failed, one that holds ``marker`` rather than another, or nothing."""
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False, env=environment)
     lines = [line for line in done.stderr.splitlines() if line and not line.startswith("#$")]
     return next((line for line in lines if marker in line), lines[-1] if lines else "no reason given") if done.returncode else ""
 

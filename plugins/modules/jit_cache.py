@@ -39,8 +39,8 @@ options:
       - With V(built), the modules are in the cache, for exactly the architectures that the server would build them for, and made from
         the installed sources with the installed toolchain. A fingerprint of these is kept in the folder of the module; while nothing
         has changed, nothing is cleared and nothing is built.
-      - A module that a server built carries no fingerprint. It counts as built if its flags are the expected ones and C(ninja) finds
-        nothing to do.
+      - A module that a server built carries no fingerprint. It counts as built if its flags are the expected ones, C(ninja) finds
+        nothing to do, and no file that it was made from has been replaced since, whatever date that file carries.
     type: str
     choices: [absent, built]
     default: absent
@@ -70,7 +70,7 @@ options:
     description:
       - Names of the FlashInfer modules to clear or build.
       - With O(state=absent), V(all) stands for every module, and V(stale) for those that M(blackwell.inference.gate) made stale and
-        that nobody has cleared since. With O(state=built), a module must need no parameters.
+        that nobody has cleared since. With O(state=built), a module must need no parameters, and V(all) is refused.
     type: list
     elements: str
     default: [trtllm_comm]
@@ -102,6 +102,12 @@ options:
     type: str
     choices: [refuse, set_aside]
     default: refuse
+  required:
+    description:
+      - With O(state=built), whether to fail on a host that cannot build, because it has no C(nvcc) or the venv has no torch.
+      - Otherwise the modules are left to the server there, and RV(left_out) says why.
+    type: bool
+    default: true
   compute_capability:
     description:
       - Compute capabilities of the host's GPUs, for example V(12.0).
@@ -114,7 +120,8 @@ options:
   max_jobs:
     description:
       - With O(state=built), how many compilers may run at once.
-      - Default is E(MAX_JOBS) of O(environment) or else what memory and cores allow, at 8 GiB a compiler and with 16 GiB left over.
+      - Default is what cores and the available memory allow, at 8 GiB a compiler and with 16 GiB left over, and no more than
+        E(MAX_JOBS) of O(environment).
     type: int
   state_dir:
     description: Folder in which M(blackwell.inference.gate) notes the modules that it made stale. The note goes once they are cleared.
@@ -198,6 +205,16 @@ cache_root:
   returned: success
   type: str
   sample: /home/sglang/.cache/flashinfer/0.6.1
+left_out:
+  description: With O(state=built) and O(required=false), why nothing could be built on this host. Otherwise null.
+  returned: success
+  type: str
+  sample: there is no nvcc in /usr/local/cuda
+libraries:
+  description: With O(state=built), the library that the server loads, by module, be it built now or before.
+  returned: success
+  type: dict
+  sample: {trtllm_comm: /home/sglang/.cache/flashinfer/0.6.1/120a/cached_ops/trtllm_comm/trtllm_comm.so}
 freed_bytes:
   description: Sum of the sizes of all files that were removed.
   returned: success
@@ -277,6 +294,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils import _jit_ca
 from ansible_collections.blackwell.inference.plugins.module_utils import _jit_cache_files as files
 from ansible_collections.blackwell.inference.plugins.module_utils import _jit_cache_others as others
 from ansible_collections.blackwell.inference.plugins.module_utils import _jit_cache_prebuilt as prebuilt
+from ansible_collections.blackwell.inference.plugins.module_utils._account import find, make_folder
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
 from ansible_collections.blackwell.inference.plugins.module_utils._store import Store
@@ -305,6 +323,8 @@ class Outcome:
         self.stale: list[dict] = []
         self.built: list[dict] = []
         self.shadowed_by: dict[str, str] = {}
+        self.left_out: str | None = None
+        self.libraries: dict[str, str] = {}
         self.store, self.root = Store(self.params["state_dir"]), self.packages["flashinfer"].root
 
     def named(self, option: str) -> list[str]:
@@ -355,6 +375,8 @@ class Outcome:
             "stale": self.stale,
             "built": self.built,
             "shadowed_by": self.shadowed_by,
+            "left_out": self.left_out,
+            "libraries": self.libraries,
             "diff": {
                 "before_header": self.cache.path,
                 "after_header": self.cache.path,
@@ -369,7 +391,7 @@ def _check_options(params: dict) -> None:
         for name in params[option]:
             if not re.fullmatch(r"\w+", name, re.ASCII) or name == jit_cache.LOCKS:
                 raise InferenceError(option, repr(name), "the name of a FlashInfer module, e.g. trtllm_comm, or all")
-    if params["state"] == "built" and {jit_cache.ALL, STALE} & {*params["modules"]}:
+    if params["state"] == "built" and jit_cache.ALL in params["modules"]:
         raise InferenceError("modules", ", ".join(params["modules"]), "names of modules, for state=built")
     for capability in params["compute_capability"]:
         if not re.fullmatch(r"\d{1,2}\.\d", capability):
@@ -393,10 +415,18 @@ def absent(outcome: Outcome) -> dict:
 
 def built(outcome: Outcome) -> dict:
     """Clear what is stale, build what is missing, verify it."""
-    params, clear = outcome.params, outcome.named("clear")
+    params, wanted, clear = outcome.params, outcome.named("modules"), outcome.named("clear")
+    outcome.left_out = None if params["required"] else _lacks(outcome)
+    if outcome.left_out or not wanted:
+        outcome.clear(outcome.survey(clear))
+        outcome.forget_stale(clear)
+        return outcome.result()
     service = jit_build.Service(params["python"], params["user"], outcome.environment, outcome.cache.base)
+    account = find(params["user"])
+    if account and not outcome.module.check_mode:
+        make_folder(account, outcome.cache.base)
     try:
-        description = jit_build.describe(service, params["modules"], params["compute_capability"])
+        description = jit_build.describe(service, wanted, params["compute_capability"])
         in_the_way = _in_the_way(outcome, description["modules"])
         modules = {name: module for name, module in description["modules"].items() if name not in outcome.shadowed_by}
         if modules:
@@ -405,6 +435,7 @@ def built(outcome: Outcome) -> dict:
         if not outcome.module.check_mode:
             raise
         outcome.module.warn(f"{error} In a run, an earlier task may do so; then the modules are built.")
+        outcome.clear(outcome.survey(clear))
         return outcome.result(changed=True)
     for name, module in modules.items():
         reason = "it was named in clear" if {name, jit_cache.ALL} & {*clear} else jit_build.stale_because(module)
@@ -415,13 +446,23 @@ def built(outcome: Outcome) -> dict:
     outcome.clear(asked + [item for item in outcome.survey(names) if item not in asked and os.path.dirname(item.path) == folder])
     for library in in_the_way:
         outcome.move(library, library + prebuilt.ASIDE)
+    if names and not outcome.module.check_mode:
+        outcome.store.mark_stale(outcome.root, names)  # until they are built: a build that fails is made up for by the next run
     done = _build(outcome, service, names) if names and not outcome.module.check_mode else {}
     for name in names:
         archs = jit_build.verify(modules[name], done[name]["library"]) if done else modules[name]["codes"]
         seconds = done[name]["seconds"] if done else None
         outcome.built.append({"module": name, "library": modules[name]["library"], "archs": archs, "seconds": seconds})
+    outcome.libraries = {**{name: module["library"] for name, module in modules.items()}, **outcome.shadowed_by}
     outcome.forget_stale([*clear, *modules])
     return outcome.result()
+
+
+def _lacks(outcome: Outcome) -> str | None:
+    """Return what this host lacks to build anything; None if nothing."""
+    if not jit_build.nvcc(outcome.environment):
+        return f"there is no nvcc in {outcome.environment.get('CUDA_HOME') or 'PATH'}"
+    return None if "torch" in outcome.packages else f"{outcome.params['python']} has no torch"
 
 
 def _in_the_way(outcome: Outcome, modules: dict) -> list[str]:
@@ -444,8 +485,8 @@ def _in_the_way(outcome: Outcome, modules: dict) -> list[str]:
 
 
 def _build(outcome: Outcome, service: jit_build.Service, names: list[str]) -> dict:
-    params, wanted = outcome.params, outcome.environment.get("MAX_JOBS", "")
-    jobs = params["max_jobs"] or (int(wanted) if wanted.isdigit() else 0) or jit_build.max_jobs_here()
+    params = outcome.params
+    jobs = params["max_jobs"] or jit_build.max_jobs_here(outcome.environment)
     outcome.module.log(f"building {', '.join(names)} with at most {jobs} compilers at once")
     return jit_build.build(service, names, params["compute_capability"], jobs, params["timeout"], outcome.module.log)
 
@@ -462,6 +503,7 @@ def main() -> None:
             "clear": {"type": "list", "elements": "str", "default": []},
             "other_caches": {"type": "list", "elements": "str", "choices": list(others.NAMES), "default": []},
             "prebuilt": {"type": "str", "choices": ["refuse", "set_aside"], "default": "refuse"},
+            "required": {"type": "bool", "default": True},
             "compute_capability": {"type": "list", "elements": "str", "default": []},
             "max_jobs": {"type": "int"},
             "timeout": {"type": "int", "default": 3600},

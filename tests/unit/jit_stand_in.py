@@ -104,7 +104,8 @@ def serving_venv(folder: Path, flashinfer: str, sglang: str) -> Path:
     (packages,) = (folder / "lib").glob("python*/site-packages")
     unpack("flashinfer-python", flashinfer, packages, *(f"flashinfer/{member}" for member in MEMBERS))
     unpack("sglang", sglang, packages, "sglang/srt/environ.py")
-    (packages / "torch.py").write_text(TORCH)
+    (packages / "torch").mkdir()
+    (packages / "torch" / "__init__.py").write_text(TORCH)
     (packages / "tvm_ffi.py").write_text(TVM_FFI)
     here = [path for path in sys.path if path]
     # What flashinfer's JIT imports besides, from the venv of the tests.

@@ -83,6 +83,13 @@ def test_max_jobs_leaves_the_host_its_memory(gib, cores, jobs):
     assert jit_build.max_jobs(f"MemTotal:  1 kB\nMemAvailable:   {gib << 20} kB\n", cores) == jobs
 
 
+@pytest.mark.parametrize(("wanted", "jobs"), [("8", 2), ("1", 1), ("0", 2), ("", 2), ("many", 2)])
+def test_max_jobs_of_the_unit_is_a_limit_and_no_order(monkeypatch, wanted, jobs):
+    monkeypatch.setattr(jit_build.os, "sched_getaffinity", lambda pid: range(64))
+    monkeypatch.setattr(jit_build.Path, "read_text", lambda path, encoding: f"MemAvailable: {32 << 20} kB\n")
+    assert jit_build.max_jobs_here({"MAX_JOBS": wanted}) == jobs
+
+
 def test_max_jobs_where_the_kernel_does_not_say():
     assert jit_build.max_jobs("MemTotal:  1 kB\n", 64) == 1
 
@@ -103,6 +110,20 @@ def test_max_jobs_where_the_kernel_does_not_say():
 )
 def test_the_first_error_of_a_build(output, line):
     assert jit_build.first_error(output) == line
+
+
+def test_while_a_build_runs_its_sources_are_told(tmp_path):
+    compiler = tmp_path / "compiler.py"
+    compiler.write_text("import time; time.sleep(60)")
+    build = f"import subprocess, sys; subprocess.run([sys.executable, {str(compiler)!r}, '-c', '/sources/trtllm_allreduce.cu'])"
+    told = []
+    with subprocess.Popen([sys.executable, "-c", build], text=True, start_new_session=True) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            jit_build._wait(process, timeout=3, progress=told.append, interval=1)
+        assert "trtllm_allreduce.cu" in jit_build._compiling(process.pid)
+        jit_build._stop(process)
+    assert told[-1].endswith(" s: compiling trtllm_allreduce.cu")
+    assert jit_build._session(process.pid) == []
 
 
 def test_a_process_is_named_without_its_arguments():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.blackwell.inference.plugins.module_utils import _jit_cache as jit_cache
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
+from ansible_collections.blackwell.inference.plugins.module_utils._gpu_host import oldest_nvcc
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
 # Stand-ins only for torch (it would ask GPUs) and tvm_ffi (not used here); both packages' code is the released one.
@@ -83,6 +84,8 @@ HOSTS = [  # capabilities of its GPUs, release of its nvcc, FLASHINFER_CUDA_ARCH
     ([], "13.0", "12.0a"),
     ([], "13.0", "12.0f 9.0a"),
 ]
+# What releases of nvcc have as targets, by NVIDIA's release notes; each has all of the one before.
+NVCC_ADDS = {"12.8": {"90a", "100a", "120a"}, "12.9": {"103a", "120f", "121a"}, "13.0": {"110a"}}
 CAPABILITIES = ["8.9", "9.0", "10.0", "12.0", "12.1"]
 
 
@@ -113,11 +116,7 @@ def test_the_root_is_where_upstream_puts_it(packages):
 def test_a_module_is_found_in_the_folder_that_upstream_builds_it_in(packages, tmp_path):
     cases = []
     for number, (capabilities, nvcc, arch_list) in enumerate(HOSTS):
-        cuda = tmp_path / nvcc
-        (cuda / "bin").mkdir(parents=True, exist_ok=True)
-        (cuda / "bin" / "nvcc").write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {nvcc}, V{nvcc}.0'\n")
-        (cuda / "bin" / "nvcc").chmod(0o755)
-        environment = {"HOME": str(tmp_path / str(number)), "CUDA_HOME": str(cuda)}
+        environment = {"HOME": str(tmp_path / str(number)), "CUDA_HOME": nvcc_stand_in(tmp_path, nvcc)}
         cases.append(({**environment, **({"FLASHINFER_CUDA_ARCH_LIST": arch_list} if arch_list else {})}, capabilities))
     for (environment, capabilities), folder in zip(cases, ask_upstream(packages, cases)):
         (folder / "trtllm_comm").mkdir(parents=True)
@@ -133,6 +132,28 @@ def test_a_module_is_found_in_the_folder_that_upstream_builds_it_in(packages, tm
         elif "120f" in folder.parent.name:
             expected |= {"12.0", "12.1"}  # code for the family, and 0.6.7 does build it on 12.1
         assert found == expected, folder
+
+
+def nvcc_stand_in(folder: Path, release: str) -> str:
+    """Make a toolkit whose nvcc says which release it is; return its folder."""
+    program = folder / release / "bin/nvcc"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.0'\n")
+    program.chmod(0o755)
+    return str(folder / release)
+
+
+@pytest.mark.parametrize("capability", ["9.0", "10.0", "10.3", "12.0", "12.1"])
+def test_the_oldest_nvcc_is_the_first_that_has_what_upstream_asks_for(packages, tmp_path, capability):
+    gpus = [tuple(map(int, capability.split(".")))]
+    cases = [({"HOME": str(tmp_path), "CUDA_HOME": nvcc_stand_in(tmp_path, release)}, gpus) for release in NVCC_ADDS]
+    known, builds = set(), []
+    version = jit_cache.flashinfer_version(str(packages / "flashinfer"))
+    for release, folder in zip(NVCC_ADDS, ask_upstream(packages, cases)):
+        known |= NVCC_ADDS[release]
+        # Where upstream finds nvcc too old, no architecture stands in the path.
+        builds += [release] if folder.parent.name in known else []
+    assert builds[0] == max(oldest_nvcc(capability, version), "12.8")
 
 
 @pytest.mark.parametrize(

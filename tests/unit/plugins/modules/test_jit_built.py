@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
+from ansible_collections.blackwell.inference.plugins.module_utils._store import Store
 from ansible_collections.blackwell.inference.plugins.modules import jit_cache
 from ansible_collections.blackwell.inference.tests.unit.jit_stand_in import serving_venv, shared_library
 
@@ -67,6 +69,7 @@ class Host:
             "python": str(self.venv / "bin/python"),
             "environment": {**self.environment, **(environment or {})},
             "max_jobs": 3,
+            "state_dir": str(self.home.parent / "state"),
             **options,
         }
         with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(SystemExit):
@@ -101,9 +104,9 @@ def test_check_mode_leaves_no_trace(host):
 
 def test_the_build_has_the_environment_of_the_service_and_no_other(host, monkeypatch):
     monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "9.0a")
-    host.run(environment={"MAX_JOBS": "5", "MODEL_KEY": 7}, max_jobs=None)
+    host.run(environment={"MAX_JOBS": "1", "MODEL_KEY": 7}, max_jobs=None)
     environment = dict(line.split("=", 1) for line in (host.folder / "environment").read_text().splitlines())
-    assert environment["MAX_JOBS"] == "5"
+    assert environment["MAX_JOBS"] == "1"
     assert environment["MODEL_KEY"] == "7"
     assert environment["FLASHINFER_WORKSPACE_BASE"] == str(host.home)
     assert environment["FLASHINFER_CUDA_ARCH_LIST"] == "12.0a"  # as sglang sets it
@@ -167,6 +170,16 @@ def test_what_a_server_built_itself_is_good_while_its_flags_are_the_expected_one
     assert not host.run()["changed"]
     host.environment["FLASHINFER_JIT_LINEINFO"] = "1"
     assert host.run()["stale"] == [{"module": "trtllm_comm", "reason": "compiler flags or paths changed"}]
+
+
+def test_what_a_server_built_itself_is_stale_once_a_source_was_replaced_whatever_its_date(host):
+    host.run()
+    (host.folder / "blackwell-inference.json").unlink()
+    source = host.edit("data/csrc/trtllm_allreduce.cu", "#include", "#  include")
+    os.utime(source, (1, 1))  # as installers, tar and cp -p do
+    reason = "flashinfer/data/csrc/trtllm_allreduce.cu was replaced after a server had built it"
+    assert host.run()["stale"] == [{"module": "trtllm_comm", "reason": reason}]
+    assert not host.run()["changed"]
 
 
 def test_modules_in_clear_are_cleared_whatever_they_are(host):
@@ -267,6 +280,51 @@ def test_a_closed_gate_fails_a_run_and_warns_in_check_mode(host):
     predicted = host.run(check=True)
     assert predicted["changed"]
     assert message in str(predicted["warnings"])
+
+
+def test_check_mode_says_what_goes_even_where_the_gate_is_still_closed(host):
+    host.edit("jit/comm.py", "[9, 10, 12]", "[9, 10]")
+    host.folder.mkdir(parents=True)
+    predicted = host.run(check=True, clear=["trtllm_comm"])
+    assert [item["path"] for item in predicted["removed"]] == [str(host.folder)]
+    assert host.folder.is_dir()
+
+
+@pytest.mark.parametrize("lacking", ["nvcc", "torch"])
+def test_a_host_that_cannot_build_leaves_it_to_the_server_where_that_is_allowed(host, lacking):
+    if lacking == "torch":
+        shutil.rmtree(host.packages / "torch")
+    host.folder.mkdir(parents=True)
+    environment = {"CUDA_HOME": "/none", "PATH": "/bin"} if lacking == "nvcc" else {}
+    options = {"environment": environment, "required": False, "clear": ["trtllm_comm"]}
+    predicted, done, again = host.run(check=True, **options), host.run(**options), host.run(**options)
+    assert done["left_out"] == {"nvcc": "there is no nvcc in /none", "torch": f"{host.venv}/bin/python has no torch"}[lacking]
+    assert predicted["removed"] == done["removed"] == [{"path": str(host.folder), "bytes": 0}]
+    assert (again["changed"], again["built"], again["libraries"]) == (False, [], {})
+    assert host.run(environment=environment)["failed"]
+
+
+def test_a_host_that_can_build_does_so_all_the_same(host):
+    result = host.run(required=False)
+    assert (result["left_out"], len(result["built"])) == (None, 1)
+
+
+def test_what_is_marked_as_stale_is_built_and_nothing_where_nothing_is(host):
+    site = locate(str(host.venv / "bin/python"))
+    store = Store(str(host.home.parent / "state"))
+    assert host.run(modules=["stale"])["libraries"] == {}
+    store.mark_stale(site.packages["flashinfer"].root, ["trtllm_comm"])
+    assert host.run(modules=["stale"], clear=["stale"])["libraries"] == {"trtllm_comm": str(host.library)}
+    assert host.run(modules=["stale"], clear=["stale"])["changed"] is False
+
+
+def test_a_build_that_fails_is_made_up_for_by_the_next_run(host, monkeypatch):
+    root = locate(str(host.venv / "bin/python")).packages["flashinfer"].root
+    store = Store(str(host.home.parent / "state"))
+    assert host.run(timeout=1, environment={"STAND_IN_SECONDS": "60"})["failed"]
+    assert store.stale_modules(root) == ["trtllm_comm"]
+    assert host.run(modules=["stale"])["built"]
+    assert store.stale_modules(root) == []
 
 
 @pytest.fixture
