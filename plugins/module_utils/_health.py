@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Tell whether a server serves, by its own answers, its unit and its log, and why where it does not.
 
-``/health`` alone lies both ways: it answers while generation hangs, and does not while a long prompt is computed. So a
-server is ready when it has answered a request of ours.
+``/health`` alone lies both ways: it may answer while generation hangs, and does not while a long prompt is computed. So a
+server is ready when it has answered a request of ours. It hangs when it takes requests and answers none while its log tells
+of no work: sglang's own ``/health`` waits for the ranks, too, for as long as SGLANG_HEALTH_CHECK_TIMEOUT says.
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ from ansible_collections.blackwell.inference.plugins.module_utils._signatures im
 READY, STARTING, COMPILING, FAILED, HUNG, WEDGED = "ready", "starting", "compiling", "failed", "hung", "wedged"
 
 TICK = 2.0  # seconds between two looks at the unit and its log
-PROBE_TIMEOUT = 5.0  # seconds that a health probe may take
+ASK_TIMEOUT = 5.0  # seconds that a server that is ready may take to say what it is
+HANG = 3  # requests in a row that a server took and did not answer, while it did nothing else
 SILENCE = 600.0  # seconds without a log line and without a compiler after which a start no longer makes progress
 CANARY_TOKENS = 8
 TIMELINE_LENGTH = 100
 
 # Lines that follow from an earlier one: the reason is never theirs while another line gives one.
-_CONSEQUENCES = ("child-died", "compile-error", "engine-core", "restart-limit", "start-timeout", "preflight-refused")
+_CONSEQUENCES = ("child-died", "rank-killed", "compile-error", "engine-core", "restart-limit", "start-timeout", "preflight-refused")
 _FUSION_RANK = re.compile(r"(?:AllReduce Fusion enabled.*rank=|FlashInfer workspace initialized for rank )(\d+)")
 _FUSION_FAILURES = ("workspace-failed", "fusion-off-everywhere", "preflight-failed", "preflight-needs-multicast")
-_SERVING = re.compile(r"Decode batch")
-_EXCEPTION = re.compile(r"(?:^|\s)[\w.]*(?:Error|Exception|Interrupt)\b: ")
+# Tokens made for others, or a prompt of thousands of tokens: ours have fewer, and a rank that hangs has said so before.
+_WORK = re.compile(r"Decode batch|Prefill batch.*#new-token: \d{4}")
+_TRACEBACK = "Traceback (most recent call last)"
+_EXCEPTION = re.compile(r"(?:^|\s)[\w.]*(?:Error|Exception|Interrupt): |^[\w.]*(?:Error|Exception|Interrupt)$")
 
 
 class Unit(NamedTuple):
@@ -109,12 +113,14 @@ class Log:
         self.reason: Optional[tuple[Signature, str]] = None  # the first line that explains a death
         self.hardware: Optional[tuple[Signature, str]] = None
         self.warning: Optional[tuple[Signature, str]] = None
-        self.exception = ""
+        self.exception = ""  # the first one, of a traceback where there is one
         self.last = ""
         self.progress = ""
         self.fusion_ranks: set[int] = set()
         self.fusion_failed = False
-        self.serving = 0  # lines that tell of tokens being made
+        self.work = 0  # lines that tell of work
+        self._traceback = False  # whether the exception is that of a traceback
+        self._in_traceback = False
 
     def add(self, lines: Iterable[str]) -> bool:
         """Take in new lines, oldest first; return whether there were any."""
@@ -125,14 +131,19 @@ class Log:
                 continue
             empty = False
             self.last = text
-            if _SERVING.search(text):
-                self.serving += 1
-            if _EXCEPTION.search(text):
-                self.exception = self.exception or text
+            self.work += bool(_WORK.search(text))
+            self._add_exception(text)
             signature = explain(text)
             if signature:
                 self._add_signature(signature, text)
         return not empty
+
+    def _add_exception(self, text: str) -> None:
+        self._in_traceback = self._in_traceback or _TRACEBACK in text
+        if _EXCEPTION.search(text):
+            if not self._traceback and (self._in_traceback or not self.exception):
+                self.exception, self._traceback = text, self._in_traceback
+            self._in_traceback = False
 
     def _add_signature(self, signature: Signature, text: str) -> None:
         if signature.severity == _signatures.HARDWARE:
@@ -144,6 +155,7 @@ class Log:
             self.warning = self.warning or (signature, text)
         elif signature.severity == _signatures.PROGRESS:
             self.progress = text
+            self.work += 1
         rank = _FUSION_RANK.search(text)
         if rank:
             self.fusion_ranks.add(int(rank.group(1)))
@@ -175,6 +187,7 @@ class _Watch:
         self.timeline: list[dict[str, Any]] = []
         self.began = host.now()
         self.heard = self.began  # when something last showed that the server makes progress
+        self.patience = max(ASK_TIMEOUT, interval * 3)  # seconds that a request of ours may take
         self.unanswered = 0  # requests in a row that the server took and did not answer
 
     def run(self) -> Report:
@@ -196,8 +209,8 @@ class _Watch:
                     return self._report(READY, None)
                 if self.log.hardware:
                     return self._report(WEDGED, self._explained(*self.log.hardware))
-                if self.unanswered >= 2:
-                    return self._report(HUNG, self._hung())
+                if self.unanswered >= HANG:
+                    return self._report(HUNG, self._hung("The server takes requests and does not answer them."))
             self._note(state, self.log.progress)
             if self.host.now() - self.began >= self.timeout:
                 return self._out_of_time(state)
@@ -210,32 +223,33 @@ class _Watch:
 
     def _answers(self) -> bool:
         """Return whether the server is ready; count the requests that it leaves without an answer."""
-        health = self.host.request("/health", None, PROBE_TIMEOUT)
-        if health.status is None or not 200 <= health.status < 300:
-            return False
-        for _number in range(self.canaries):
-            before = self.log.serving
-            answer = self._canary()
-            if answer is True:
+        for ask in (self._healthy, *[self._canary] * self.canaries):
+            before = self.log.work
+            answered = ask()
+            if answered:
                 continue
             self._listen()
-            # A server that makes tokens for others, or builds a kernel, is busy, not hung.
-            if answer is None and self.log.serving == before and not self.host.compiling():
+            if answered is False:
+                self.unanswered = 0
+            elif self.log.work == before and not self.host.compiling():
                 self.unanswered += 1
             return False
         self.unanswered = 0
         return True
 
+    # Both ask once: True for a good answer, None for none in time, False for another one, or where nobody listens.
+
+    def _healthy(self) -> Optional[bool]:
+        answer = self.host.request("/health", None, self.patience)
+        return _in_time(answer) and answer.status is not None and 200 <= answer.status < 300
+
     def _canary(self) -> Optional[bool]:
-        """Ask for a few tokens; return True for good ones, None for no answer in time, False for another failure."""
         prompt = f"Repeat this number: {secrets.randbelow(10**9):09d}. "
         body: dict[str, Any] = {"text": prompt, "sampling_params": {"max_new_tokens": CANARY_TOKENS, "temperature": 0}}
-        answer = self.host.request("/generate", body, max(PROBE_TIMEOUT, self.interval * 3))
+        answer = self.host.request("/generate", body, self.patience)
         if answer.status in (401, 403):
             raise InferenceError("api_key", f"the server answers {answer.status}", "the key that the server was started with")
-        if answer.status is None:
-            return None if answer.reason == "timeout" else False
-        return answer.status == 200 and _is_text(answer.data())
+        return _in_time(answer) and answer.status == 200 and _is_text(answer.data())
 
     def _dead(self, unit: Unit) -> Report:
         self.host.sleep(1)  # what the server said last may still be on its way to the journal
@@ -255,20 +269,19 @@ class _Watch:
     def _out_of_time(self, state: str) -> Report:
         seconds = int(self.host.now() - self.heard)
         if self.unanswered:
-            return self._report(HUNG, self._hung())
+            return self._report(HUNG, self._hung("The server takes requests and does not answer them."))
         if state == STARTING and seconds >= SILENCE:
-            meaning = f"The server has said nothing for {seconds} s, and no compiler runs."
-            return self._report(HUNG, _diagnosis(None, meaning, "Look at a rank with py-spy dump; look for a stale lock.", self.log.last))
+            return self._report(HUNG, self._hung(f"The server has said nothing for {seconds} s, and no compiler runs."))
         meaning = "The server was not ready in time and was still at it."
         return self._report(
             state, _diagnosis(None, meaning, "Give it more time, or prebuild the kernels.", self.log.progress or self.log.last)
         )
 
-    def _hung(self) -> dict[str, Any]:
+    def _hung(self, meaning: str) -> dict[str, Any]:
         if self.log.reason:
             return self._explained(*self.log.reason)
-        meaning = "The server says that it is healthy and does not answer a request."
-        return _diagnosis(None, meaning, "Restart it; look at a rank with py-spy dump before that.", self.log.last)
+        remedy = "Look at a rank with py-spy dump, and for a stale lock; then restart the server."
+        return _diagnosis(None, meaning, remedy, self.log.last)
 
     def _explained(self, signature: Signature, line: str) -> dict[str, Any]:
         return _diagnosis(signature.name, signature.meaning, signature.remedy, line)
@@ -285,9 +298,9 @@ class _Watch:
         return Report(state, diagnosis, self.timeline, server, round(self.host.now() - self.began, 1))
 
     def _server(self) -> dict[str, Any]:
-        answer = self.host.request("/server_info", None, PROBE_TIMEOUT)
+        answer = self.host.request("/server_info", None, ASK_TIMEOUT)
         if answer.status == 404:
-            answer = self.host.request("/get_server_info", None, PROBE_TIMEOUT)  # up to sglang 0.5.7
+            answer = self.host.request("/get_server_info", None, ASK_TIMEOUT)  # up to sglang 0.5.7
         return describe(answer.data(), self.log, journal=self.host.unit() is not None)
 
 
@@ -309,6 +322,11 @@ def describe(info: dict[str, Any], log: Log, journal: bool) -> dict[str, Any]:
     else:
         fusion = "requested_but_inactive"
     return {"version": info.get("version"), "model_path": info.get("model_path"), "tp_size": size, "fusion": fusion}
+
+
+def _in_time(answer: Answer) -> Optional[bool]:
+    """Return None where the server took the request and did not answer it in time, True otherwise."""
+    return None if answer.status is None and answer.reason == "timeout" else True
 
 
 def _is_text(answer: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -24,7 +26,10 @@ from ansible_collections.blackwell.inference.plugins.module_utils._health import
 
 COMPILERS = frozenset({"cc1plus", "cicc", "cudafe++", "ninja", "nvcc", "ptxas"})
 MAX_BODY = 4 * 1024 * 1024  # bytes of an answer that are read
-MAX_LINES = 50_000  # log lines of a start that are read
+MAX_LINES = 50_000  # log lines that are read at once
+LAST_LINES = 5_000  # and the last ones of a log that is longer
+MAX_LINE = 4_000  # characters of a line that are kept
+PREFLIGHT = 90  # seconds that systemd gives to what the unit runs before the server
 TOOL_TIMEOUT = 20.0  # seconds that systemctl, journalctl or nvidia-smi may take
 
 _EXIT_CODES = {"0": "", "1": "exited", "2": "killed", "3": "dumped"}  # CLD_ codes, as systemctl shows them
@@ -87,16 +92,25 @@ class LocalHost:
         unit = self._target.unit
         if not unit or not shutil.which("journalctl"):
             return []
-        begin = [f"--after-cursor={self._cursor}"] if self._cursor else [f"--since={self._target.since or self._last_start()}"]
-        fields = [f"_SYSTEMD_UNIT={unit}", "+", f"UNIT={unit}", "+", "_TRANSPORT=kernel"]
-        output = _run(["journalctl", "--no-pager", "--quiet", "--output=json", f"--lines=+{MAX_LINES}", *begin, *fields])
-        if output is None:  # systemd before 254 cannot count from the start
-            output = _run(["journalctl", "--no-pager", "--quiet", "--output=json", *begin, *fields]) or ""
-        found = []
-        for text in output.splitlines()[:MAX_LINES]:
+        of_unit = (f"_SYSTEMD_UNIT={unit}", f"UNIT={unit}")
+        if self._cursor:
+            return self._read(of_unit, f"--after-cursor={self._cursor}")
+        # While systemd waits to start the server again, the times of the unit are those of the waiting; the invocation is still the last.
+        invocation = "" if self._target.since else self._properties.get("InvocationID")
+        of_start = (f"_SYSTEMD_INVOCATION_ID={invocation}", f"INVOCATION_ID={invocation}") if invocation else of_unit
+        since = f"--since={self._target.since or self._before_start()}"
+        found = self._read(of_start, since)
+        if len(found) >= MAX_LINES:  # a server that runs for weeks: its start, and what it said last
+            found += self._read(of_start, since, f"--lines={LAST_LINES}")
+        return found
+
+    def _read(self, matches: tuple[str, str], *which: str) -> list[str]:
+        command = ["journalctl", "--no-pager", "--quiet", "--all", "--output=json", "--output-fields=MESSAGE", *which]
+        found: list[str] = []
+        for text in _first_lines([*command, matches[0], "+", matches[1], "+", "_TRANSPORT=kernel"], MAX_LINES):
             entry = _json_object(text)
             self._cursor = entry.get("__CURSOR") or self._cursor
-            found.extend(self._without_secrets(_message(entry)).splitlines())
+            found.extend(line[:MAX_LINE] for line in self._without_secrets(_message(entry)).splitlines())
         return found
 
     def compiling(self) -> bool:
@@ -131,8 +145,9 @@ class LocalHost:
         except urllib.error.HTTPError as error:
             return Answer(error.code, b"", "")
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            return Answer(None, b"", "timeout" if isinstance(reason, (TimeoutError, socket.timeout)) else str(reason))
+            # A timeout that urllib has wrapped is one of the connection: nobody took the request.
+            taken = isinstance(error, (TimeoutError, socket.timeout))
+            return Answer(None, b"", "timeout" if taken else str(getattr(error, "reason", error)))
 
     def now(self) -> float:
         """Return a steady clock's seconds."""
@@ -142,6 +157,10 @@ class LocalHost:
         """Wait."""
         time.sleep(seconds)
 
+    def enabled(self) -> Optional[bool]:
+        """Return whether the unit starts with the host, None where no unit is watched."""
+        return self._properties.get("UnitFileState") == "enabled" if self._target.unit else None
+
     def started(self) -> float:
         """Return when the unit was last started, as seconds since the epoch; 0 where it does not run."""
         microseconds = _integer(self._properties.get("InactiveExitTimestampMonotonic"))
@@ -149,10 +168,13 @@ class LocalHost:
             return 0
         return time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - microseconds / 1e6)
 
-    def _last_start(self) -> str:
-        microseconds = _integer(self._properties.get("InactiveExitTimestampMonotonic"))
-        ago = time.clock_gettime(time.CLOCK_MONOTONIC) - microseconds / 1e6 if microseconds else 0
-        return f"@{int(time.time() - ago)}"
+    def _before_start(self) -> str:
+        now = time.clock_gettime(time.CLOCK_MONOTONIC)
+        begun = _integer(self._properties.get("ExecMainStartTimestampMonotonic")) / 1e6
+        waiting = _integer(self._properties.get("InactiveExitTimestampMonotonic")) / 1e6
+        if not begun:  # it was never started, or was refused by what runs before and waits now
+            begun = waiting - PREFLIGHT if waiting else now
+        return f"@{int(time.time() - now + begun)}"
 
     def _processes(self) -> list[str]:
         group = self._properties.get("ControlGroup")
@@ -237,6 +259,23 @@ def _run(command: list[str]) -> Optional[str]:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+def _first_lines(command: list[str], count: int) -> list[str]:
+    """Return the first ``count`` lines that a program prints; less where it fails or takes too long."""
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}
+        )
+    except OSError:
+        return []
+    timer = threading.Timer(TOOL_TIMEOUT, process.kill)
+    timer.start()
+    with process:
+        lines = [line.decode(errors="replace") for line in itertools.islice(process.stdout or (), count)]
+        timer.cancel()
+        process.kill()
+    return lines
 
 
 def _message(entry: dict[str, Any]) -> str:

@@ -138,6 +138,11 @@ seconds:
   returned: when the server could be looked at
   type: float
   sample: 421.5
+enabled:
+  description: Whether O(unit) starts with the host. Null without O(unit).
+  returned: when the server could be looked at
+  type: bool
+  sample: true
 restart_pending:
   description: Those of O(files) that changed after the server was started. Empty where the unit does not run.
   returned: when the server could be looked at
@@ -177,7 +182,7 @@ def main() -> None:
         pending = changed_since(options["files"], host.started())
     except InferenceError as error:
         module.fail_json(msg=str(error))
-    result = {**report._asdict(), "restart_pending": pending}
+    result = {**report._asdict(), "restart_pending": pending, "enabled": host.enabled()}
     if report.state == READY:
         module.exit_json(changed=False, **result)
     diagnosis = report.diagnosis or {}

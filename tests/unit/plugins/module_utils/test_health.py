@@ -138,10 +138,39 @@ def test_healthy_and_mute_is_hung():
     report = verdict(Script(health=[(0, OK)], generate=[(0, TIMEOUT)]))
     assert report.state == "hung"
     assert report.seconds < 120
-    assert "does not answer a request" in report.diagnosis["meaning"]
+    assert "does not answer them" in report.diagnosis["meaning"]
 
 
-@pytest.mark.parametrize("busy", [{"log": [(t, "Decode batch, #running-req: 3") for t in range(0, 300, 5)]}, {"compiling": [(0, 300)]}])
+def test_sglangs_own_health_request_that_hangs_is_hung_too():
+    """It generates by itself, and waits for the ranks for as long as SGLANG_HEALTH_CHECK_TIMEOUT says: 120 s in our units."""
+    script = Script(health=[(0, REFUSED), (60, BUSY), (70, TIMEOUT)], log=[(69, "The server is fired up and ready to roll!")])
+    report = verdict(script)
+    assert report.state == "hung"
+    assert report.seconds < 200
+    assert len([second for second, _path, _body in script.requests if second >= 70]) == 3  # what piles up in the server
+
+
+def test_the_reason_of_a_hang_is_told_where_the_log_has_it():
+    script = Script(log=[(5, "FileBaton: waiting for baton release")])
+    report = verdict(script, timeout=900)
+    assert (report.state, report.diagnosis["signature"]) == ("hung", "stale-build-lock")
+
+
+@pytest.mark.parametrize("health", [TIMEOUT, OK])
+def test_a_server_that_takes_long_and_then_lives_is_ready(health):
+    report = verdict(Script(health=[(0, REFUSED), (600, BUSY), (700, health), (750, OK)], generate=[(0, TIMEOUT), (750, TEXT)]))
+    assert report.state == "ready"
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [
+        {"log": [(t, "Decode batch, #running-req: 3") for t in range(0, 300, 5)]},
+        {"log": [(t, "Prefill batch, #new-seq: 1, #new-token: 16384, #cached-token: 0") for t in range(0, 300, 20)]},
+        {"log": [(t, "Capturing batches (bs=8 avail_mem=12.01 GB):  50%") for t in range(0, 300, 20)]},
+        {"compiling": [(0, 300)]},
+    ],
+)
 def test_slow_to_answer_is_not_hung_while_it_works(busy):
     report = verdict(Script(health=[(0, OK)], generate=[(0, TIMEOUT), (300, TEXT)], **busy))
     assert report.state == "ready"
@@ -152,6 +181,11 @@ def test_an_answer_without_tokens_of_sense_is_none(answer):
     report = verdict(Script(health=[(0, OK)], generate=[(0, answer), (50, TEXT)]))
     assert report.state == "ready"
     assert report.seconds >= 50
+
+
+def test_our_own_request_is_no_sign_of_work():
+    prefill = [(t, "Prefill batch, #new-seq: 1, #new-token: 14, #cached-token: 0") for t in range(0, 300, 10)]
+    assert verdict(Script(health=[(0, OK)], generate=[(0, TIMEOUT)], log=prefill)).state == "hung"
 
 
 def test_time_runs_out_while_starting_compiling_or_silent():

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Log lines as people have reported them, and the document that is made from the signatures.
 
-Run as a program, this writes docs/TROUBLESHOOTING.md.
+Run as a program, this writes docs/TROUBLESHOOTING.md; how is told there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ know, by symptom. Severity: *fatal* lines explain why a server died, *hardware* 
 
 This file is made from
 [the signatures](https://github.com/blackwell-inference/blackwell.inference/blob/main/plugins/module_utils/_signatures.py):
-`python tests/unit/plugins/module_utils/test_server_signatures.py`.
+`PYTHONPATH=.venv/collections python -m ansible_collections.blackwell.inference.tests.unit.plugins.module_utils.test_server_signatures`.
 """
 
 
@@ -66,6 +66,15 @@ def test_signatures_are_complete():
         ("RuntimeError: No supported CUDA architectures found for major versions [12].", "arch-list-empty"),
         ("RuntimeError: No supported CUDA architectures found for major versions [10, 11].", "module-not-for-this-gpu"),
         ("RuntimeError: FlashInfer requires GPUs with sm75 or higher", "arch-list-empty-misleading"),
+        ("Failed to get device capability: SM 12.1+ requires CUDA >= 12.9.", "nvcc-too-old-for-12"),
+        ("RuntimeError: SM120a compilation requires CUDA 12.9 or newer", "nvcc-too-old-for-12"),
+        ("ValueError: FlashInfer allreduce fusion requires SM90 or SM10X NVIDIA GPUs.", "fusion-backend-closed"),
+        ("ValueError: FlashInfer allreduce fusion mnnvl backend requires a Blackwell system", "fusion-backend-not-here"),
+        ("ValueError: FlashInfer allreduce fusion trtllm backend supports single-node only.", "fusion-backend-not-here"),
+        ("FlashInfer AllReduce fusion disabled: the 8 ranks of this group are not confirmed", "fusion-off-everywhere"),
+        ("Auto-enabling FlashInfer AllReduce Fusion (trtllm) for DeepseekV3ForCausalLM", "fusion-chosen-by-sglang"),
+        ("flashinfer.comm unified allreduce_fusion API is not available, falling back", "flashinfer-too-old-for-fusion"),
+        ("flashinfer.comm is not available, falling back to standard implementation", "flashinfer-too-old-for-fusion"),
         ("RuntimeError: [SymmDeviceMemory] Device does not support multicasting.", "workspace-needs-multicast"),
         ("launch_server.py: error: unrecognized arguments: --enable-flashinfer-allreduce-fusion", "fusion-flag-unknown"),
         ("launch_server.py: error: unrecognized arguments: --foo", "flag-unknown"),
@@ -74,6 +83,20 @@ def test_signatures_are_complete():
         ("RuntimeError: Failed to initialize cutlass TMA WS grouped gemm", "moe-gemm-too-large"),
         ("Exception: Capture cuda graph failed: CUDA error: out of memory", "graph-capture-memory"),
         ("Exception: Capture cuda graph failed: Assertion", "graph-capture-failed"),
+        ("Exception: Capture frozen-KV MTP cuda graph failed: Assertion", "graph-capture-failed"),
+        ("Capture target decode CUDA graph begin. backend=full", "graphs-capturing"),
+        ("Capture target decode CUDA graph end. elapsed=4.10 s", "graphs-captured"),
+        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "weights-leave-no-room"),
+        ("OSError: [Errno 28] No space left on device: '/var/cache/sglang/x'", "disk-full"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.", "shared-memory-full"),
+        ("RuntimeError: CUDA error: invalid device ordinal", "no-gpu"),
+        ("ValueError: nccl_port at 30133 is not available in 30 seconds.", "port-in-use"),
+        ("SIGQUIT received. signum=<Signals.SIGQUIT: 3>, frame=<frame>. It usually means one child failed.", "child-died"),
+        ("Rank 0 scheduler is dead. Please check if there are relevant logs.", "child-died"),
+        ("Subprocess scheduler_3 (pid=9) crashed with exit code -9. Triggering SIGQUIT for cleanup...", "rank-killed"),
+        ("Subprocess scheduler_3 (pid=9) crashed with exit code -6. Triggering SIGQUIT for cleanup...", "child-died"),
+        ("Cannot access gated repo for url https://huggingface.co/x", "model-forbidden"),
+        ("OSError: We couldn't connect to 'https://huggingface.co' to load the files", "hub-out-of-reach"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.50 GiB.", "gpu-memory"),
         ("[TP3] FlashInfer workspace initialized for rank 3, world_size 8", "fusion-active"),
         ("FlashInfer AllReduce Fusion enabled and workspace initialized: backend=trtllm, rank=0, world_size=8", "fusion-active"),

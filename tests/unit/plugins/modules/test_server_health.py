@@ -138,6 +138,40 @@ def test_secrets_in_log_lines_are_starred_out(tools):
     assert result["diagnosis"]["line"] == "ValueError: api_key='********' is no key"
 
 
+def test_a_long_log_is_read_at_its_beginning_and_at_its_end(tools, tmp_path):
+    path = tools({**FAILED, "InvocationID": "4f2a"})
+    journalctl = """#!/bin/sh
+echo "$*" >> "$0.asked"
+case "$*" in
+  *--after-cursor*) ;;
+  *--lines=*) echo '{"__CURSOR": "end", "MESSAGE": "RuntimeError: GEMM initialization failed"}' ;;
+  *) yes '{"__CURSOR": "c", "MESSAGE": "Decode batch, #running-req: 3"}' ;;
+esac
+"""
+    (tmp_path / "bin/journalctl").write_text(journalctl)
+    result = run(path, unit="sglang.service", url="http://127.0.0.1:1", timeout=0)
+    assert result["diagnosis"]["signature"] == "moe-gemm-not-usable"
+    first, second, third = (tmp_path / "bin/journalctl.asked").read_text().splitlines()
+    # those of the last start, which systemd may already have ended
+    assert first.endswith("_SYSTEMD_INVOCATION_ID=4f2a + INVOCATION_ID=4f2a + _TRANSPORT=kernel")
+    assert "--lines=5000" in second
+    assert "--after-cursor=end _SYSTEMD_UNIT=sglang.service + UNIT=sglang.service" in third
+
+
+def test_a_line_of_endless_length_is_cut(tools):
+    long = f"RuntimeError: GEMM initialization failed {'x' * 100_000}"
+    result = run(tools(FAILED, [long]), unit="sglang.service", url="http://127.0.0.1:1", timeout=0)
+    assert len(result["diagnosis"]["line"]) == 4000
+
+
+def test_an_address_that_nobody_answers_at_is_not_taken_for_a_hang():
+    """Whoever does not take the connection has taken no request."""
+    host = LocalHost(Target("http://192.0.2.1:1", None, None, None, None, True))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("http.client.HTTPConnection.connect", lambda _self: (_ for _ in ()).throw(TimeoutError("timed out")))
+        assert host.request("/health", None, 0.5) == Answer(None, b"", "timed out")
+
+
 @pytest.mark.parametrize("drip", [False, True])
 def test_an_answer_that_takes_too_long_is_none(server, drip):
     server.hang, server.drip = True, drip
