@@ -167,13 +167,14 @@ def test_memory_and_limits_are_read_from_the_kernel(tmp_path):
         "proc/meminfo": f"MemTotal:  {64 << 20} kB\nMemAvailable:  {40 << 20} kB\n",
         "proc/1/limits": "Max stack size  8388608  unlimited  bytes\nMax locked memory         4194304    8388608    bytes\n",
         "proc/1/status": "CapEff:\t00000000a80425fb\n",  # as Docker starts a container
+        "sys/bus/pci/devices/0000:41:00.0/iommu_group/type": "identity\n",
         "sys/bus/pci/devices/0000:c1:00.0/iommu_group/type": "DMA-FQ\n",
         "dev/shm/file": "",
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    read = gpu_host.read_host([CARD], str(tmp_path))
+    read = gpu_host.read_host([replace(CARD, pci_bus_id="00000000:41:00.0"), CARD], str(tmp_path))
     assert (read.memory_mib, read.memory_available_mib, read.memlock_mib, read.iommu) == (64 << 10, 40 << 10, 8, "DMA-FQ")
     assert read.compile_jobs == min(3, read.cores)
     assert read.shm_mib > 0
