@@ -12,11 +12,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from ansible_collections.blackwell.inference.plugins.module_utils._server_args_source import Flag, read_flags
 
-__all__ = ["Checked", "Flag", "check", "read_flags"]
+__all__ = ["Checked", "Flag", "check", "holds_secret", "read_flags"]
 
 # One option for all releases; the role's strategy sets it.
 FUSION = "flashinfer-allreduce-fusion"
@@ -91,7 +92,7 @@ def check(flags: list[Flag], arguments: dict[str, Any], hidden: tuple[str, ...] 
             flag = release.flags[target]
             other = used.setdefault(flag.dest, given)
             if other != given:
-                result.invalid.append(f"{given}: sets the same option as {other}; expected one of the two")
+                result.invalid.append(f"{given}: sets the same option as {other}; expected one of the two, and null for the other")
                 continue
             try:
                 release.place(flag, target, target_value, result)
@@ -112,6 +113,15 @@ def check(flags: list[Flag], arguments: dict[str, Any], hidden: tuple[str, ...] 
         if flag.required and flag.dest not in used:
             result.invalid.append(f"{flag.names[0]}: missing; expected a value, the server does not start without it")
     return result
+
+
+def holds_secret(config_file: str) -> bool:
+    """Return whether a --config file, which need not exist, has a value for one of SECRETS."""
+    try:
+        lines = Path(config_file).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(_normalised(line.partition(":")[0]) in SECRETS for line in lines)
 
 
 def _normalised(name: str) -> str:
@@ -185,6 +195,8 @@ class _Release:
         elif rendered is False:
             result.argv.append(f"--no-{name}")
         elif isinstance(rendered, list):
+            if dashed:
+                raise _Refused(f"found {value!r}; expected no item that starts with a dash, which would be taken for a flag")
             result.argv.extend([f"--{name}", *(str(item) for item in rendered)])
         else:
             result.argv.append(f"--{name}={rendered}")
@@ -221,7 +233,7 @@ def _rendered(flag: Flag, value: Any) -> Any:
         return [_scalar(flag, item) for item in items]
     if flag.kind == "optional" and value is True:
         return []  # the bare flag
-    if isinstance(value, list) and flag.type != "json":
+    if isinstance(value, list) and flag.type not in ("json", "object"):
         raise _Refused(f"found a list; expected {_expectation(flag)}")
     return _scalar(flag, value)
 
@@ -230,8 +242,8 @@ _SUFFIXED = re.compile(r"^(-?\d+|\d+(\.\d+)?[kMGT]|\d+[KMGT]i)$")
 
 
 def _scalar(flag: Flag, value: Any) -> Any:
-    if flag.type == "json" or (isinstance(value, dict) and flag.type == "str" and flag.choices is None):
-        return _json(value)
+    if flag.type in ("json", "object") or (isinstance(value, dict) and flag.type == "str" and flag.choices is None):
+        return _json(flag, value)
     if isinstance(value, (bool, dict, list)) or value is None:
         raise _Refused(f"found {value!r}; expected {_expectation(flag)}")
     result: Any = value
@@ -252,22 +264,22 @@ def _scalar(flag: Flag, value: Any) -> Any:
     return result
 
 
-def _json(value: Any) -> str:
-    if not isinstance(value, str):
-        return json.dumps(value)
+def _json(flag: Flag, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
     try:
-        json.loads(value)
+        data = json.loads(text)
     except ValueError:
-        raise _Refused(f"found {value!r}; expected JSON") from None
-    return value
+        raise _Refused(f"found {value!r}; expected {_expectation(flag)}") from None
+    if flag.type == "object" and not isinstance(data, dict):
+        raise _Refused(f"found {value!r}; expected {_expectation(flag)}")
+    return text
 
 
 def _expectation(flag: Flag) -> str:
     if flag.choices is not None:
         return "one of " + ", ".join(map(str, flag.choices))
-    return {"int": "a whole number", "float": "a number", "suffixed": "a whole number such as 4096 or 4k", "json": "JSON"}.get(
-        flag.type, "text"
-    )
+    names = {"int": "a whole number", "float": "a number", "suffixed": "a whole number such as 4096 or 4k"}
+    return {**names, "json": "JSON", "object": "a JSON object"}.get(flag.type, "text")
 
 
 def _unlisted(value: Any, choices: list[Any]) -> str:

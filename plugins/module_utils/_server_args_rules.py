@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 # What has kernels for compute capability 12.x; every other backend fails at the first request or gives wrong results.
+_ATTENTION_ON_12 = ("flashinfer", "triton", "torch_native", "flex_attention", "nsa", "dsa", "hybrid_linear_attn")
+_MOE_ON_12 = ("auto", "flashinfer_cutlass", "cutlass", "triton", "triton_kernel", "marlin")
 _ALLOWED_ON_12 = {
-    "attention-backend": ("flashinfer", "triton", "torch_native", "flex_attention", "nsa", "dsa", "hybrid_linear_attn"),
-    "prefill-attention-backend": ("flashinfer", "triton", "torch_native", "flex_attention"),
-    "decode-attention-backend": ("flashinfer", "triton", "torch_native", "flex_attention"),
-    "moe-runner-backend": ("auto", "flashinfer_cutlass", "cutlass", "triton", "triton_kernel", "marlin"),
+    "attention-backend": _ATTENTION_ON_12,
+    "prefill-attention-backend": _ATTENTION_ON_12,
+    "decode-attention-backend": _ATTENTION_ON_12,
+    "moe-runner-backend": _MOE_ON_12,
+    "speculative-moe-runner-backend": _MOE_ON_12,
     "fp4-gemm-backend": ("auto", "flashinfer_cudnn", "flashinfer_cutlass", "cutlass", "marlin"),
     "fp8-gemm-backend": ("auto", "triton", "cutlass", "flashinfer_cutlass"),
 }
 _ARCH_LIST = re.compile(r"^\d+\.\d+[af]?( \d+\.\d+[af]?)*$")
 _YES = ("1", "true", "yes")
+_SECRET_VARIABLE = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|SECRET_KEY)$")
 
 
 def read_environment(location: str) -> frozenset[str]:
@@ -32,7 +36,9 @@ def read_environment(location: str) -> frozenset[str]:
     return frozenset(re.findall(r"^\s+(SGLANG_\w+)\s*=", text, re.MULTILINE))
 
 
-def contradictions(values: dict[str, Any], environment: dict[str, str], declared: frozenset[str], compute_capability: str) -> list[str]:
+def contradictions(
+    values: dict[str, Any], environment: dict[str, str], declared: frozenset[str], compute_capability: str, gpus: int = 0
+) -> list[str]:
     """Return one line for each contradiction, [] where there is none.
 
     Args:
@@ -40,11 +46,13 @@ def contradictions(values: dict[str, Any], environment: dict[str, str], declared
         environment: The environment of the server.
         declared: What read_environment found.
         compute_capability: Of the GPUs, e.g. "12.0"; "" where it is not known.
+        gpus: How many GPUs the host has; 0 where it is not known.
     """
     return [
         *_of_fusion(values, environment),
         *_of_environment(environment, declared),
         *_of_server(values, environment, declared),
+        *_of_ranks(values, environment, gpus),
         *(_of_backends(values, compute_capability) if compute_capability.startswith("12.") else ()),
     ]
 
@@ -79,6 +87,9 @@ def _of_environment(environment: dict[str, str], declared: frozenset[str]) -> It
     home = environment.get("CUDA_HOME")
     if home is not None and (":" in home or not home.startswith("/")):
         yield f"CUDA_HOME: found {home!r}; expected one absolute folder, the one that holds bin/nvcc"
+    for name, value in environment.items():
+        if _SECRET_VARIABLE.search(name) and value.lower() not in ("", "0", "1", "true", "false"):
+            yield f"{name}: it is a secret in a unit that everybody can read; expected in sglang_server_secret_environment"
     if environment.get("FLASHINFER_DISABLE_VERSION_CHECK"):
         yield "FLASHINFER_DISABLE_VERSION_CHECK: set; expected unset, align the versions of the flashinfer packages instead"
     if environment.get("SGLANG_ENABLE_PCIE_IPC_ALLREDUCE") and "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE" not in declared:
@@ -91,12 +102,15 @@ def _of_server(values: dict[str, Any], environment: dict[str, str], declared: fr
     nextn = str(values.get("speculative-algorithm", "")).upper() == "NEXTN"
     if nextn and "SGLANG_ENABLE_SPEC_V2" in declared and environment.get("SGLANG_ENABLE_SPEC_V2", "").lower() not in _YES:
         yield "speculative-algorithm: NEXTN without SGLANG_ENABLE_SPEC_V2; expected the variable true, or the model is loaded twice"
+
+
+def _of_ranks(values: dict[str, Any], environment: dict[str, str], gpus: int) -> Iterator[str]:
+    needed = _number(values, "tensor-parallel-size") * _number(values, "pipeline-parallel-size")
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        found = len([item for item in visible.split(",") if item.strip()])
-        needed = _number(values, "tensor-parallel-size") * _number(values, "pipeline-parallel-size")
-        if found < needed and _number(values, "nnodes") == 1:
-            yield f"CUDA_VISIBLE_DEVICES: {found} GPUs for {needed} ranks; expected {needed} or more"
+    found = gpus if visible is None else len([item for item in visible.split(",") if item.strip()])
+    if (gpus or visible is not None) and found < needed and _number(values, "nnodes") == 1:
+        subject = "tensor-parallel-size" if visible is None else "CUDA_VISIBLE_DEVICES"
+        yield f"{subject}: {found} GPUs for {needed} ranks; expected {needed} or more"
 
 
 def _of_backends(values: dict[str, Any], compute_capability: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ class Flag(NamedTuple):
     names: tuple[str, ...]  # all spellings without the leading dashes
     dest: str
     kind: str  # value, list, optional (a value or the bare flag), switch, toggle (--x and --no-x)
-    type: str  # int, float, str, json, suffixed (4096 or 4k); str too where the release has a parser of its own
+    type: str  # int, float, str, json, object (JSON), suffixed (4096 or 4k); str too where the release has a parser of its own
     choices: Optional[tuple[Any, ...]]  # None: any, or not to be told from the source
     default: Any  # None too where it is not to be told from the source
     required: bool
@@ -152,6 +152,11 @@ class _Scope:
             return self._evaluate(node)
         except (_Opaque, RecursionError):
             return default
+
+    def raises(self, name: str) -> bool:
+        """Return whether a class of this name has code that raises an exception."""
+        found = self.value(ast.Name(id=name, ctx=ast.Load()), None)
+        return isinstance(found, _Class) and any(isinstance(node, ast.Raise) for node in ast.walk(found.node))
 
     def _evaluate(self, node: ast.AST) -> Any:
         if isinstance(node, ast.Constant):
@@ -341,7 +346,7 @@ _TYPES = {
     "float": "float",
     "loads": "json",  # json.loads
     "json_list_type": "json",
-    "parse_cuda_graph_config_arg": "json",
+    "parse_cuda_graph_config_arg": "object",
     "human_readable_int": "suffixed",
 }
 
@@ -374,5 +379,5 @@ def _flag(names: list[str], scope: _Scope, keywords: Mapping[str, ast.AST], type
         required=scope.value(keywords.get("required"), False) is True,
         plain=action in ("store", "store_true"),
         replacement=text("new_flag"),
-        error=text("error_message"),
+        error=text("error_message") or (text("help") if action == "DeprecatedAction" and scope.raises(action) else ""),
     )

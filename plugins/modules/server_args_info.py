@@ -40,6 +40,13 @@ options:
     description: Compute capability of the GPUs, for example V(12.0). Backends without kernels for it are then reported.
     type: str
     default: ""
+  gpus:
+    description: How many GPUs the host has, V(0) where that is not known. More ranks are then reported.
+    type: int
+    default: 0
+  config_file:
+    description: Path of the configuration file of the server; need not exist. RV(secret_written) tells of it.
+    type: path
   unit:
     description:
       - Path of the systemd unit of the server; need not exist. Other servers that this collection has put into units beside it
@@ -106,6 +113,11 @@ hidden_keys:
   type: dict
   sample:
     api_key: api-key
+secret_written:
+  description: Whether O(config_file), as it is now, holds a secret, so that what is replaced in it is not to be shown either.
+  returned: success
+  type: bool
+  sample: false
 translated:
   description: What this release calls an option that was named otherwise. Empty text where it needs no flag for it.
   returned: success
@@ -135,7 +147,7 @@ contradictions:
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
-from ansible_collections.blackwell.inference.plugins.module_utils._server_args import check, read_flags
+from ansible_collections.blackwell.inference.plugins.module_utils._server_args import check, holds_secret, read_flags
 from ansible_collections.blackwell.inference.plugins.module_utils._server_args_rules import contradictions, read_environment
 from ansible_collections.blackwell.inference.plugins.module_utils._server_neighbours import overlaps
 
@@ -149,6 +161,8 @@ def main() -> None:
             "hidden": {"type": "list", "elements": "str", "default": []},
             "environment": {"type": "dict", "default": {}},
             "compute_capability": {"type": "str", "default": ""},
+            "gpus": {"type": "int", "default": 0},
+            "config_file": {"type": "path"},
             "unit": {"type": "path"},
             "strict": {"type": "bool", "default": False},
         },
@@ -170,7 +184,7 @@ def main() -> None:
         "unknown": checked.unknown,
         "invalid": checked.invalid,
         "contradictions": [
-            *contradictions(checked.values, environment, declared, options["compute_capability"]),
+            *contradictions(checked.values, environment, declared, options["compute_capability"], options["gpus"]),
             *(overlaps(options["unit"], checked.values, environment) if options["unit"] else ()),
         ],
     }
@@ -183,6 +197,7 @@ def main() -> None:
         config=checked.config,
         argv=checked.argv,
         hidden_keys=checked.hidden_keys,
+        secret_written=bool(options["config_file"]) and holds_secret(options["config_file"]),
         translated=checked.translated,
         **problems,
     )

@@ -41,11 +41,15 @@ def upstream(release):
     """Return a function that asks a release's own parser."""
 
     def ask(version, argv=(), config=None):
-        request = json.dumps({"argv": list(argv), "config": config and str(config)})
-        answer = subprocess.run([sys.executable, PARSER, release(version)], input=request, capture_output=True, text=True, check=False)
+        return ask_for(version, {"argv": list(argv), "config": config and str(config)})
+
+    def ask_for(version, request):
+        command = [sys.executable, PARSER, release(version)]
+        answer = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
         assert answer.returncode == 0, answer.stderr
         return json.loads(answer.stdout)
 
+    ask.all = ask_for
     return ask
 
 
@@ -132,6 +136,28 @@ def test_every_flag_survives_the_way_through_the_configuration_file(version, fla
             assert values[flag.dest] == options[flag.names[0]], flag
 
 
+@pytest.mark.parametrize("version", ["0.5.3", "0.5.8", "0.5.23"])
+def test_upstream_takes_every_value_that_check_takes(version, flags_of, upstream, tmp_path):
+    """Each flag with each kind of value; what is refused here is not asked there."""
+    flags = flags_of(version)
+    asked, requests = [], []
+    for flag in flags:
+        for value in ("text", "-dash", "4k", 3, -3, 1.5, True, False, [1, 2], ["a", "b"], {}, "", *(flag.choices or ())[:2]):
+            name = flag.names[0]
+            if name in (*SECRETS, "config"):
+                continue
+            checked = check(flags, {"model-path": "m", name: value})
+            if not (checked.unknown or checked.invalid):
+                config = tmp_path / f"{len(requests)}.yaml"
+                config.write_text(json.dumps(checked.config))
+                asked.append((name, value))
+                requests.append({"argv": checked.argv, "config": str(config)})
+    assert len(asked) > 2 * len(flags)
+    refused = [(item, error) for item, error in zip(asked, upstream.all(version, requests)) if error]
+    # Upstream looks into the JSON that a list of adapters may hold.
+    assert [item for item in refused if item[0] != ("lora-paths", {})] == []
+
+
 @pytest.mark.parametrize(
     ("version", "value", "expected"),
     [
@@ -189,6 +215,7 @@ def test_an_option_is_known_by_its_older_and_its_newer_name(flags_of):
         ({"api_key": "x"}, "api_key: it is a secret"),
         ({"flashinfer_allreduce_fusion": "mnnvl"}, "flashinfer_allreduce_fusion: found 'mnnvl'; expected one of auto, trtllm, off"),
         ({"model_path": None}, "model-path: missing"),
+        ({"lora_paths": ["-a"]}, "lora_paths: found ['-a']; expected no item that starts with a dash"),
     ],
 )
 def test_what_the_release_does_not_take_is_told_in_one_line(options, line, flags_of):
@@ -196,6 +223,17 @@ def test_what_the_release_does_not_take_is_told_in_one_line(options, line, flags
     [told] = [*checked.unknown, *checked.invalid]
     assert line in told
     assert "\n" not in told
+
+
+def test_a_retired_flag_that_stops_the_server_is_refused(flags_of):
+    [line] = check(flags_of("0.5.3"), {"model_path": "x", "enable_ep_moe": True}).invalid
+    assert line.startswith("enable_ep_moe: this release has retired it (NOTE: --enable-ep-moe is deprecated. Please set `--ep-size`")
+
+
+@pytest.mark.parametrize("value", [3, [1], "[1]", "null", "text"])
+def test_a_json_object_is_expected_where_upstream_takes_no_other_json(value, flags_of):
+    [line] = check(flags_of("0.5.23"), {"model_path": "x", "cuda_graph_config": value}).invalid
+    assert line == f"cuda_graph_config: found {value!r}; expected a JSON object"
 
 
 def test_secrets_are_placed_by_key_alone(flags_of):

@@ -10,8 +10,8 @@ FUSION = {"enable-flashinfer-allreduce-fusion": True, "tensor-parallel-size": 8}
 DECLARED = frozenset({"SGLANG_ENABLE_SPEC_V2", "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"})
 
 
-def found(values=None, environment=None, declared=DECLARED, compute_capability=""):
-    return contradictions(values or {}, environment or {}, declared, compute_capability)
+def found(values=None, environment=None, declared=DECLARED, compute_capability="", gpus=0):
+    return contradictions(values or {}, environment or {}, declared, compute_capability, gpus)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,8 @@ def found(values=None, environment=None, declared=DECLARED, compute_capability="
         ({}, {"FLASHINFER_CUDA_ARCH_LIST": "sm_120"}, "FLASHINFER_CUDA_ARCH_LIST: "),
         ({}, {"CUDA_HOME": ":/usr/local/cuda"}, "CUDA_HOME: "),
         ({}, {"FLASHINFER_DISABLE_VERSION_CHECK": "1"}, "FLASHINFER_DISABLE_VERSION_CHECK: set"),
+        ({}, {"HF_TOKEN": "hf_abc"}, "HF_TOKEN: it is a secret"),
+        ({}, {"AWS_SECRET_ACCESS_KEY": "abc"}, "AWS_SECRET_ACCESS_KEY: it is a secret"),
         ({"skip-server-warmup": True}, {}, "skip-server-warmup: on"),
         ({"speculative-algorithm": "NEXTN"}, {}, "speculative-algorithm: NEXTN without SGLANG_ENABLE_SPEC_V2"),
         ({"tensor-parallel-size": 4}, {"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES: 2 GPUs for 4 ranks"),
@@ -51,11 +53,18 @@ def test_a_contradiction_is_told_in_one_line(values, environment, start):
         ({}, {"FLASHINFER_CUDA_ARCH_LIST": "12.0a 12.1a", "CUDA_HOME": "/usr/local/cuda"}),
         ({"speculative-algorithm": "NEXTN"}, {"SGLANG_ENABLE_SPEC_V2": "True"}),
         ({"tensor-parallel-size": 4}, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}),
+        ({}, {"HF_HUB_DISABLE_IMPLICIT_TOKEN": "1", "TOKENIZERS_PARALLELISM": "false"}),
         ({"tensor-parallel-size": 8, "nnodes": 2}, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}),
     ],
 )
 def test_what_goes_together_is_not_refused(values, environment):
     assert found(values, environment) == []
+
+
+def test_more_ranks_than_gpus_are_refused_where_it_is_known_how_many_there_are():
+    ranks = {"tensor-parallel-size": 4, "pipeline-parallel-size": 2}
+    assert found(ranks) == found(ranks, gpus=8) == found({**ranks, "nnodes": 2}, gpus=4) == []
+    assert found(ranks, gpus=7) == ["tensor-parallel-size: 7 GPUs for 8 ranks; expected 8 or more"]
 
 
 def test_rules_that_depend_on_the_release():

@@ -24,7 +24,7 @@ def sglang(tmp_path_factory):
     return functools.cache(lambda version: str(unpack("sglang", version, tmp_path_factory.mktemp("release"), *MEMBERS) / "sglang"))
 
 
-@pytest.mark.parametrize("version", ["0.5.9", "0.5.14", "0.5.23"])
+@pytest.mark.parametrize("version", ["0.5.8", "0.5.9", "0.5.14", "0.5.23"])
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("fusion", ["off", "trtllm"])
 def test_a_profile_starts_with_every_release(path, version, fusion, sglang):
@@ -42,6 +42,6 @@ def test_a_profile_starts_with_every_release(path, version, fusion, sglang):
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_a_profile_has_a_source_and_a_date(path):
     profile = yaml.safe_load(path.read_text())
-    assert set(profile) <= {"source", "date", "arguments", "environment"}
+    assert set(profile) <= {"source", "date", "hidden_size", "arguments", "environment"}
     assert profile["source"].startswith("https://")
     assert re.fullmatch(r"20\d\d-\d\d", profile["date"])

@@ -32,6 +32,17 @@ know, by symptom. Severity: *fatal* lines explain why a server died, *hardware* 
 This file is made from
 [the signatures](https://github.com/blackwell-inference/blackwell.inference/blob/main/plugins/module_utils/_signatures.py):
 `PYTHONPATH=.venv/collections python -m ansible_collections.blackwell.inference.tests.unit.plugins.module_utils.test_server_signatures`.
+
+## What state the server is in
+
+- **ready**: it has answered requests with a nonce. Where `fusion` is `requested_but_inactive`, not every rank has said that it fuses: look
+  for the warnings of the first table, and run the play with --tags verify.
+- **starting**, **compiling**: the time was over and it was still at it. Raise sglang_server_timeout, or prebuild the kernels.
+- **failed**: it is dead. Read the line and what it means, or the journal: `journalctl -u sglang`.
+- **hung**: it took three requests in a row and answered none while its log told of no work, or it has said nothing for ten minutes and no
+  compiler runs. Look at a rank with py-spy dump, and for a stale lock. Where it hangs with fusion alone, set sglang_server_allreduce: nccl.
+- **wedged**: a GPU or its link is lost, or a GPU is fully busy at 100 to 160 W without a process. The role leaves the server stopped, since
+  a start would make it worse. Reset the GPU or reboot.
 """
 
 

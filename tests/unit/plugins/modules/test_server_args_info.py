@@ -57,6 +57,17 @@ def test_problems_are_returned_or_fail_the_run(site_packages):
     assert len(strict["msg"].splitlines()) == 4
 
 
+def test_a_secret_in_the_present_file_is_told(site_packages, tmp_path):
+    config = tmp_path / "sglang.yaml"
+    assert run(site_packages=site_packages, arguments=OPTIONS, config_file=config)["secret_written"] is False
+    config.write_text("model-path: m\nport: 1\n")
+    assert run(site_packages=site_packages, arguments=OPTIONS, config_file=config)["secret_written"] is False
+    config.write_text("model-path: m\napi-key: to-be-told-to-nobody\n")
+    result = run(site_packages=site_packages, arguments=OPTIONS, config_file=config)
+    assert result["secret_written"] is True
+    assert "to-be-told-to-nobody" not in json.dumps(result)
+
+
 def test_a_folder_without_sglang_is_told_in_one_line(tmp_path):
     result = run(site_packages=tmp_path)
     assert result["failed"] is True
