@@ -61,8 +61,8 @@ def decide(
         world_size: The tensor parallel size of the server; None to take the one that was measured.
         recorded: The fingerprint of the host when it was measured.
         current: The fingerprint of the host as it is now; None to take it as unchanged.
-        benchmark: Runs of a server benchmark, A-B-A, each ``{"strategy", "concurrency", "tokens_per_s": [...], "acceptance"}``;
-            None if there is none. It has the last word.
+        benchmark: Runs of a server benchmark, A-B-A, each ``{"strategy", "concurrency", "tokens_per_s": [...], "acceptance"}``, or
+            ``{"strategy", "error"}`` for one with which the server did not serve; None if there is none. It has the last word.
     """
     if not isinstance(probe, Mapping):
         return _nccl(f"nothing has been measured on this host. {HOW_TO_MEASURE}")
@@ -227,6 +227,9 @@ def _confirm(name: str, verdict: Verdict, benchmark: Sequence[Json]) -> Verdict:
     """Let a benchmark of the server, A-B-A, confirm or refute a candidate that the probe has proven."""
     if not (verdict.correct and verdict.faster):
         return verdict
+    failures = [str(run["error"]) for run in benchmark if run.get("strategy") == name and run.get("error")]
+    if failures:
+        return verdict._replace(faster=False, reason=f"{name} does not serve on this host: {failures[0]}")
     before, after = _rates("nccl", benchmark), _rates(name, benchmark)
     if not before or before.keys() != after.keys():
         return verdict._replace(faster=False, reason=f"{name} was not benchmarked on the server, and other strategies were")

@@ -8,7 +8,6 @@ What runs on the GPUs is _proof_probe, in the serving venv; what follows from it
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import inspect
 import json
@@ -34,7 +33,6 @@ from ansible_collections.blackwell.inference.plugins.module_utils._store import 
 from ansible_collections.blackwell.inference.plugins.module_utils._survey import Installation, survey
 from ansible_collections.blackwell.inference.plugins.module_utils._version import COLLECTION_VERSION
 
-SCHEMA_VERSION = 1
 HIDDEN_SIZE = 6144  # that of GLM-5
 
 Json = dict[str, Any]
@@ -143,57 +141,6 @@ def measure(server: Server, site: Site, nvidia_smi: str, phase_timeout: float, t
         return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def load(path: str) -> Optional[Json]:
-    """Return the record in ``path``; None if there is none.
-
-    Raises:
-        InferenceError: It cannot be read, or is of another schema.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            record = json.load(file)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InferenceError(path, f"it cannot be read ({error.strerror})", "the record of the last proof", "Run as its owner.") from None
-    except ValueError:
-        record = None
-    version = record.get("schema_version") if isinstance(record, dict) else None
-    if version != SCHEMA_VERSION:
-        found = f"its schema_version is {version}" if version else "it is no record of a proof"
-        raise InferenceError(path, found, f"schema_version {SCHEMA_VERSION}", "Remove it, and measure again.")
-    return dict(record)
-
-
-def replace(path: str, content: Mapping[str, Any], mode: int, folder_mode: int, check_mode: bool = False) -> bool:
-    """Write ``content`` to ``path`` as JSON, whole or not at all; return whether that changed the file, or would in check mode.
-
-    Raises:
-        InferenceError: It cannot be written.
-    """
-    text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-    temporary = f"{path}.new"
-    try:
-        with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
-            if file.read() == text:
-                return False
-        if check_mode:
-            return True
-        for folder in (os.path.dirname(os.path.dirname(path)), os.path.dirname(path)):  # `mode` is only that of the last one
-            os.makedirs(folder, mode=folder_mode, exist_ok=True)
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        raise InferenceError(path, f"it cannot be written ({error.strerror})", "a folder that can be written") from None
-    return True
 
 
 def _environment(server: Server, site: Site, account: pwd.struct_passwd, nvidia_smi: str) -> dict[str, str]:

@@ -14,8 +14,8 @@ description:
     of GPUs, compares fused allreduce + residual + RMSNorm with float64, and times it next to NCCL + RMSNorm in CUDA graphs; where the
     installed release has it, PCIe-IPC allreduce too.
   - Whatever hangs is killed after O(phase_timeout) seconds, and is a result like any other.
-  - Keeps the result with a fingerprint of the driver, the GPUs and their links, the packages, the gates and the options. While that
-    is unchanged, nothing is measured again.
+  - Keeps the result with a fingerprint of the driver, the GPUs and their links, the packages, the CUDA compiler, the gates and the
+    options. While that is unchanged, nothing is measured again.
   - Decides for V(fusion) or V(pcie_ipc) only where it is correct on every rank and faster than NCCL by more than 5 % and more than the
     spread of the measurement, and slower by that at no batch size. Otherwise for V(nccl), with the reason.
 attributes:
@@ -38,14 +38,28 @@ options:
     description: Number of ranks, the server's tensor parallel size.
     type: int
     required: true
+  name:
+    description: Name of the server, after which what is kept is named. A host may have several, on GPUs of their own.
+    type: str
+    default: sglang
   hidden_size:
-    description: Hidden size of the model.
+    description: Hidden size of the model. Default is what is known of O(model).
     type: int
-    default: 6144
+  model:
+    description: What is known of the model that the server has.
+    type: dict
+    suboptions:
+      path:
+        description: Its name or folder. Where that is a folder on the host, the hidden size in its C(config.json) counts.
+        type: str
+      hidden_size:
+        description: Its hidden size, which counts where there is no such folder.
+        type: int
+        default: 6144
   user:
     description:
-      - The user that the server runs as; the probe runs as that user. Default is the user that the module runs as.
-      - Where that user or its cache does not exist yet, the probe builds its kernels in a folder that is removed afterwards.
+      - The user that the server runs as; the probe runs as that user, and makes the folder of its caches where it is missing.
+      - Default is the user that the module runs as.
     type: str
   environment:
     description: The environment of the server, as its unit sets it. NCCL's settings in there are part of what is measured.
@@ -75,6 +89,7 @@ options:
     description:
       - Runs of M(blackwell.inference.server_benchmark) on this server, A-B-A, to be kept with what was measured. From then on they
         have the last word; a new measurement drops them.
+      - A strategy with which the server did not serve has one entry with C(strategy) and C(error) instead.
       - Needs a valid measurement.
     type: list
     elements: dict
@@ -83,11 +98,11 @@ options:
     type: str
     default: nvidia-smi
   state_dir:
-    description: Folder that keeps C(proof.json).
+    description: Folder that keeps what was measured, as C(proofs/NAME.json).
     type: path
     default: /var/lib/blackwell-inference
   facts_dir:
-    description: Folder that receives C(blackwell_inference_proof.fact), the decision without the figures.
+    description: Folder that receives C(blackwell_inference_proof_NAME.fact), the decision without the figures.
     type: path
     default: /etc/ansible/facts.d
 notes:
@@ -152,6 +167,11 @@ measured:
     candidates:
       description: Whether V(fusion) and V(pcie_ipc) are each C(correct) and C(faster), the C(gain), what is C(required), and the C(reason).
       type: dict
+candidate:
+  description: What the probe alone decides for, whatever a benchmark says.
+  returned: success
+  type: str
+  sample: fusion
 changed_since:
   description: What changed on the host since it was measured.
   returned: success
@@ -166,10 +186,11 @@ proof_file:
   description: Where that is kept.
   returned: success
   type: str
-  sample: /var/lib/blackwell-inference/proof.json
+  sample: /var/lib/blackwell-inference/proofs/sglang.json
 """
 
 import os
+import re
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -178,16 +199,20 @@ from ansible_collections.blackwell.inference.plugins.module_utils._decision impo
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import Inventory, NvidiaSmiMissing, nvidia_smi, query_inventory
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
+from ansible_collections.blackwell.inference.plugins.module_utils._records import SCHEMA_VERSION, load, replace
 
 
 def prove(params: dict, check_mode: bool) -> dict:
     """Measure where that is due; return what the module returns."""
     for option in ("world_size", "hidden_size", "phase_timeout", "timeout"):
-        if params[option] < 1:
+        if params[option] is not None and params[option] < 1:
             raise InferenceError(option, str(params[option]), "a positive number")
+    if not re.fullmatch(r"[\w.-]+", params["name"], re.ASCII):
+        raise InferenceError("name", repr(params["name"]), "letters, digits, dots and dashes")
     environment = {name: str(value) for name, value in params["environment"].items() if value is not None}
-    server = proof.Server(params["python"], params["user"], environment, params["world_size"], params["hidden_size"])
-    path = os.path.join(params["state_dir"], "proof.json")
+    hidden_size = params["hidden_size"] or proof.hidden_size(params["model"]["path"]) or params["model"]["hidden_size"]
+    server = proof.Server(params["python"], params["user"], environment, params["world_size"], hidden_size)
+    path = record_path(params)
     run = nvidia_smi(params["executable"], 60)
     try:
         inventory = query_inventory(run)
@@ -199,7 +224,7 @@ def prove(params: dict, check_mode: bool) -> dict:
     site = locate(server.python)
     site.require("flashinfer", "sglang")
     current = proof.fingerprint(server, inventory, site, params["state_dir"])
-    record = proof.load(path)
+    record = load(path)
     before = consequence(server, record, current)
     changed_since = differences(record["fingerprint"], current) if record else []
     if params["benchmark"] is not None:
@@ -224,20 +249,24 @@ def prove(params: dict, check_mode: bool) -> dict:
         return answer(path, "refused", nccl(f"it cannot be measured now: {refusal}"), record, changed_since)
 
     measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    record = {"schema_version": proof.SCHEMA_VERSION, "measured_at": measured_at, "fingerprint": current, "probe": result}
-    return {**keep(params, False, record, server, current, before), "changed": True, "status": "measured", "changed_since": changed_since}
+    record = {"schema_version": SCHEMA_VERSION, "measured_at": measured_at, "fingerprint": current, "probe": result}
+    kept = keep(params, False, record, server, current, before)
+    return {**kept, "changed": True, "status": "measured", "changed_since": changed_since}
 
 
 def keep(params: dict, check_mode: bool, record: dict, server: proof.Server, current: dict, before: Decision) -> dict:
     """Write a record and the facts that follow from it; return what the module returns."""
-    path = os.path.join(params["state_dir"], "proof.json")
+    path = record_path(params)
+    fact_path = os.path.join(params["facts_dir"], f"blackwell_inference_proof_{params['name']}.fact")
     after = consequence(server, record, current)
     fact = {**described(after), "world_size": server.world_size, "measured_at": record["measured_at"]}
-    changed = [
-        proof.replace(path, record, 0o640, 0o750, check_mode),
-        proof.replace(os.path.join(params["facts_dir"], "blackwell_inference_proof.fact"), fact, 0o644, 0o755, check_mode),
-    ]
+    changed = [replace(path, record, 0o640, 0o750, check_mode), replace(fact_path, fact, 0o644, 0o755, check_mode)]
     return {**answer(path, "kept", after, record), "changed": any(changed), "diff": diff(path, before, after)}
+
+
+def record_path(params: dict) -> str:
+    """Return the file that keeps what was measured."""
+    return os.path.join(params["state_dir"], "proofs", f"{params['name']}.json")
 
 
 def consequence(server: proof.Server, record: dict | None, current: dict) -> Decision:
@@ -269,6 +298,7 @@ def answer(path: str, status: str, decision: Decision, record: dict | None = Non
         "changed": False,
         "status": status,
         "measured": described(decision),
+        "candidate": decide(record["probe"]).strategy if record and not changed_since else "nccl",
         "changed_since": changed_since or [],
         "probe": record["probe"] if record else None,
         "proof_file": path,
@@ -280,7 +310,13 @@ def main() -> None:
         argument_spec={
             "python": {"type": "path", "required": True},
             "world_size": {"type": "int", "required": True},
-            "hidden_size": {"type": "int", "default": 6144},
+            "name": {"type": "str", "default": "sglang"},
+            "hidden_size": {"type": "int"},
+            "model": {
+                "type": "dict",
+                "apply_defaults": True,
+                "options": {"path": {"type": "str"}, "hidden_size": {"type": "int", "default": proof.HIDDEN_SIZE}},
+            },
             "user": {"type": "str"},
             "environment": {"type": "dict", "default": {}},
             "measure": {"type": "bool", "default": True},

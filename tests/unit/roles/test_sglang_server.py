@@ -20,6 +20,7 @@ import pytest
 import yaml
 from ansible_collections.blackwell.inference.plugins.module_utils._server_neighbours import MARK
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
+from jinja2 import Environment
 
 ROOT = Path(__file__).resolve().parents[3]
 HOST_FILES = ROOT / "roles/sglang_server/files/host"
@@ -29,8 +30,17 @@ MEMBERS = ["sglang/*.py", "sglang/srt/*.py", "sglang/srt/utils/*.py", "sglang/sr
 
 # host -> variables of the role; all of them are configured in one run
 HOSTS = {
-    "plain": {"sglang_server_secrets": {"api_key": KEY}, "sglang_server_environment": {"WITH": 'quotes " and 100 % \\ backslash'}},
-    "off": {"sglang_server_allreduce": "nccl", "sglang_server_measured": {"strategy": "fusion"}},
+    "plain": {
+        "sglang_server_secrets": {"api_key": KEY},
+        "sglang_server_secret_environment": {"HF_TOKEN": f'{KEY} " $HOME `id` \\ %'},
+        "sglang_server_environment": {"WITH": 'quotes " and 100 % \\ backslash'},
+    },
+    "off": {
+        "sglang_server_allreduce": "nccl",
+        "sglang_server_measured": {"strategy": "fusion"},
+        "sglang_server_max_jobs": 6,
+        "sglang_server_arguments": {"--host": "::", "tp": 4, "max-running-requests": 7},
+    },
     "measured": {"sglang_server_measured": {"strategy": "fusion", "reason": "8 % faster at TP8"}},
     "forced": {
         "sglang_server_allreduce": "fusion",
@@ -80,6 +90,8 @@ class Hosts:
         self.written_in_check_mode = self.unit("plain").exists() or self.config("plain").exists()
         self.first = self.run("--diff", "-v")
         self.again = self.run("--diff", "--limit", "plain,wrong")
+        none = {"sglang_server_secrets": {}, "sglang_server_secret_environment": {}}
+        self.without_secrets = self.run("--check", "--diff", "-v", "--limit", "plain", "-e", json.dumps(none))
 
     def run(self, *options: str) -> str:
         """Run the role on all hosts; return what was printed."""
@@ -111,7 +123,7 @@ def recap(output: str, host: str) -> dict[str, int]:
 
 def test_check_mode_predicts_the_run_and_the_next_run_changes_nothing(hosts):
     assert not hosts.written_in_check_mode
-    for host, failed, changed in (("plain", 0, 2), ("wrong", 1, 0)):
+    for host, failed, changed in (("plain", 0, 2), ("wrong", 1, 1)):  # folders are made before the options are checked
         predicted, first, again = (recap(output, host) for output in (hosts.predicted, hosts.first, hosts.again))
         assert predicted == first
         assert (first["failed"], first["changed"]) == (failed, changed)
@@ -123,6 +135,52 @@ def test_the_configuration_holds_the_secret_and_nothing_else_does(hosts):
     assert yaml.safe_load(hosts.config("plain").read_text())["api-key"] == KEY
     assert hosts.config("plain").stat().st_mode & 0o777 == 0o640
     assert KEY not in hosts.unit("plain").read_text() + hosts.predicted + hosts.first + hosts.again
+
+
+def test_a_secret_that_is_taken_away_is_not_shown_either(hosts):
+    assert recap(hosts.without_secrets, "plain")["changed"] == 1
+    assert KEY not in hosts.without_secrets
+
+
+def test_secret_variables_are_in_a_file_that_root_alone_reads(hosts):
+    path = hosts.folder / "plain/etc/sglang.env"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_text().splitlines()[1:] == [rf'HF_TOKEN="{KEY} \" \$HOME \`id\` \\ %"']
+    assert f"EnvironmentFile={path}" in hosts.unit("plain").read_text()
+
+
+def test_own_options_replace_those_of_the_profile_however_they_are_written(hosts):
+    config = yaml.safe_load(hosts.config("off").read_text())
+    assert config["tensor-parallel-size"] == 4
+    assert config["max-running-requests"] == 7
+    assert len([name for name in config if name.startswith(("tp", "tensor"))]) == 1
+
+
+def test_as_many_compilers_as_fit_unless_told_otherwise(hosts):
+    plain, off = hosts.unit("plain").read_text(), hosts.unit("off").read_text()
+    assert "EnvironmentFile=-/run/blackwell-inference-sglang.env\n" in plain
+    assert "MAX_JOBS" not in plain
+    assert 'Environment="MAX_JOBS=6"\n' in off
+    assert "EnvironmentFile=-" not in off
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url"),
+    [
+        ({}, "http://127.0.0.1:30000"),
+        ({"host": "0.0.0.0", "port": 30001}, "http://127.0.0.1:30001"),  # noqa: S104  that is the case to test
+        ({"host": "::", "ssl_certfile": "/tls/cert.pem"}, "https://[::1]:30000"),
+        ({"host": "10.0.0.5"}, "http://10.0.0.5:30000"),
+        ({"host": "fd00::5"}, "http://[fd00::5]:30000"),
+        ({"host": None, "port": None}, "http://127.0.0.1:30000"),
+    ],
+)
+def test_the_server_is_asked_where_it_listens(arguments, url):
+    templates = yaml.safe_load((ROOT / "roles/sglang_server/vars/main.yml").read_text())
+    known = {"sglang_server_all_arguments": arguments}
+    for name in ("sglang_server_port", "sglang_server_listens", "sglang_server_own_url"):
+        known[name] = Environment().from_string(templates[name]).render(known)  # noqa: S701  no HTML
+    assert known["sglang_server_own_url"] == url
 
 
 def test_the_unit_starts_what_was_configured(hosts):
@@ -147,18 +205,14 @@ def test_systemd_takes_the_unit_and_its_exposure_is_low(hosts):
 
 
 @pytest.mark.parametrize(
-    ("host", "fusion", "reason"),
-    [
-        ("plain", False, "Allreduce: nccl, nothing has been measured on this host"),
-        ("measured", True, "Allreduce: fusion, 8 % faster at TP8."),
-        ("forced", True, "Allreduce: fusion, set by sglang_server_allreduce."),
-        ("off", False, "Allreduce: nccl, set by sglang_server_allreduce."),
-    ],
+    ("host", "fusion"),
+    [("plain", False), ("measured", True), ("forced", True), ("off", False)],
 )
-def test_fusion_is_on_only_where_it_is_forced_or_measured(host, fusion, reason, hosts):
+def test_fusion_is_on_only_where_it_is_forced_or_measured(host, fusion, hosts):
     text = hosts.config(host).read_text()
     assert ("enable-flashinfer-allreduce-fusion: true" in text) is fusion
-    assert reason in text
+    # Not the reason, which names figures and processes: another one is no reason to restart.
+    assert f"Allreduce: {'fusion' if fusion else 'nccl'}.\n" in text
 
 
 @pytest.mark.parametrize(
@@ -187,6 +241,7 @@ def test_restart_alone_says_that_there_is_nothing_to_start(hosts):
 
 def preflight(*arguments: object, path: str = "/usr/bin:/bin") -> str:
     """Run the check before the start; return what it says, "" where the server may start."""
+    arguments = (*arguments, "/dev/null") if len(arguments) == 4 else arguments
     script = (HOST_FILES / "preflight.sh").read_text().replace("PATH=/usr/local/sbin", f"PATH={path}:/usr/local/sbin", 1)
     done = subprocess.run(["sh", "-c", script, "preflight", *map(str, arguments)], capture_output=True, text=True, check=False)
     assert (done.returncode == 0) is (done.stderr == "")
@@ -202,10 +257,12 @@ def test_preflight_refuses_opened_gates_that_changed(tmp_path):
     assert preflight(checksums, 1, "", 2048) == ""
     gate.write_text("closed by a reinstall")
     told = preflight(checksums, 1, "", 2048)
-    assert told.startswith("blackwell.inference: opened gates have changed on disk")
+    assert told.startswith(f"blackwell.inference: opened gates have changed on disk ({gate}), as after a reinstall")
     assert told.count("\n") == 1
     gate.unlink()
     assert "--tags patch,cache,restart" in preflight(checksums, 1, "", 2048)
+    checksums.write_text("no checksum\n")
+    assert f"({checksums})" in preflight(checksums, 1, "", 2048)
 
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
@@ -229,6 +286,14 @@ def test_preflight_refuses_gpus_that_others_hold(tmp_path):
     assert "other processes hold memory on GPU 3 (81234 MiB), GPU 5 (4000 MiB)." in preflight("/none", 1, "", 2048, path=path)
     assert preflight("/none", 1, "0,3", 90000, path=path) == ""
     assert "--id=0,3" in (tmp_path / "nvidia-smi.arguments").read_text()
+
+
+def test_preflight_counts_the_compilers_that_fit(tmp_path):
+    found = tmp_path / "found.env"
+    assert preflight("/none", 1, "", 2048, found) == ""
+    available = int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) / 2**20
+    most = max(1, min(len(os.sched_getaffinity(0)), int((available - 16) / 8) + 1))
+    assert 1 <= int(re.fullmatch(r"MAX_JOBS=(\d+)\n", found.read_text())[1]) <= most
 
 
 def test_launch_stars_out_secrets_and_spawns_ranks_as_upstream_does(tmp_path):

@@ -4,11 +4,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Managed by blackwell.inference: asked as root before each start of a server. One line says why not.
 #
-# preflight.sh CHECKSUMS PORT GPUS MIB
+# preflight.sh CHECKSUMS PORT GPUS MIB FILE
 #   CHECKSUMS  list of SHA-256 checksums that the files with opened gates must match; need not exist
 #   PORT       port that must be free
 #   GPUS       GPUs that must be free, as nvidia-smi --id takes them; empty for all of them
 #   MIB        memory that others may hold on one of them
+#   FILE       where MAX_JOBS goes, the compilers that fit into the memory there is: 8 GiB each, and 16 left over
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 refuse() {
@@ -16,8 +17,9 @@ refuse() {
   exit 1
 }
 
-if [ -e "$1" ] && ! sha256sum --check --status --strict "$1"; then
-  refuse "opened gates have changed on disk, as after a reinstall of flashinfer or sglang. Run: ansible-playbook site.yml --tags patch,cache,restart"
+if [ -e "$1" ] && ! changed=$(LC_ALL=C sha256sum --check --quiet --strict "$1" 2>/dev/null); then
+  first=${changed%%: FAILED*} # the others fall with it
+  refuse "opened gates have changed on disk (${first:-$1}), as after a reinstall of flashinfer or sglang. Run: ansible-playbook site.yml --tags patch,cache,restart"
 fi
 
 # The kernel lists sockets with their local port in hex; state 0A listens.
@@ -31,3 +33,8 @@ if command -v nvidia-smi >/dev/null; then
     awk -F ', *' -v limit="$4" '$2 + 0 > limit { printf "%sGPU %s (%s MiB)", separator, $1, $2; separator = ", " }')
   [ -z "$held" ] || refuse "other processes hold memory on $held. Find them: nvidia-smi, and ps -ef | grep sglang::"
 fi
+
+awk -v cores="$(nproc)" '/^MemAvailable:/ {
+  jobs = int(($2 / 1048576 - 16) / 8)
+  print "MAX_JOBS=" (jobs < 1 ? 1 : jobs > cores ? cores : jobs)
+}' /proc/meminfo > "$5"

@@ -22,58 +22,6 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 RECORDED = Path(__file__).parents[4] / "docs/proof/2026-11-29-h200-x2/flashinfer-0.6.1.json"
 
 
-# In place of torch, in the simulated venv.
-SIMULATED_TORCH = {
-    "__init__.py": '''\
-"""Simulated: in place of torch. A rank of the probe that imports it replays what $SIMULATED_PROOF recorded; there is no GPU.
-
-A stage that was measured is written down as measured. One that hung stays where it hung, one that failed fails again.
-"""
-
-import json
-import os
-import sys
-import time
-from pathlib import Path
-
-
-def _replay(probe):
-    request = json.loads(sys.argv[sys.argv.index("--rank-request") + 1])
-    rank = int(os.environ.get("RANK", "0"))
-    stage = json.loads(Path(os.environ["SIMULATED_PROOF"]).read_text())["stages"][request["stage"]]
-    report = {name: value for name, value in stage.items() if name not in ("status", "phase", "message", "log", "seconds", "ranks")}
-    error = stage["message"].partition(": ")[2] if stage["status"] == "failed" and rank == 0 else None
-    progress = probe.Progress(stage["phase"] or "done", request["phase_timeout"], stage["status"] == "measured", error, time.time())
-    path = Path(request["folder"], f"rank{rank}.json")
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps({**progress._asdict(), "pid": os.getpid(), "report": report if rank == 0 else {}}))
-    draft.replace(path)
-    if stage["status"] == "hung":
-        time.sleep(600)
-    os._exit(1 if error else 0)
-
-
-if hasattr(sys.modules["__main__"], "Progress"):
-    _replay(sys.modules["__main__"])
-''',
-    "distributed/__init__.py": "",
-    "distributed/run.py": '''\
-"""Simulated: starts the ranks as the real launcher does, each in a session of its own."""
-
-import os
-import subprocess
-import sys
-
-if __name__ == "__main__":
-    count = int(sys.argv[sys.argv.index("--nproc-per-node") + 1])
-    script = next(index for index, word in enumerate(sys.argv) if index and word.endswith(".py"))
-    command = [sys.executable, "-u", *sys.argv[script:]]
-    ranks = [subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}, start_new_session=True) for rank in range(count)]
-    sys.exit(max(rank.wait() for rank in ranks))
-''',
-}
-
-
 class Host:
     """A simulated host with two H200s."""
 
@@ -130,11 +78,11 @@ esac
 
     @property
     def proof(self) -> Path:
-        return self.root / "state" / "proof.json"
+        return self.root / "state" / "proofs" / "sglang.json"
 
     @property
     def facts(self) -> dict:
-        return json.loads((self.root / "facts" / "blackwell_inference_proof.fact").read_text())
+        return json.loads((self.root / "facts" / "blackwell_inference_proof_sglang.fact").read_text())
 
 
 @pytest.fixture
@@ -150,6 +98,7 @@ def test_measures_keeps_and_does_not_measure_again(host):
     assert result["probe"]["stages"]["fusion"]["times"] == json.loads(RECORDED.read_text())["stages"]["fusion"]["times"]
     record = json.loads(host.proof.read_text())
     assert stat.S_IMODE(host.proof.stat().st_mode) == 0o640
+    assert stat.S_IMODE(host.proof.parents[1].stat().st_mode) == 0o750
     assert record["fingerprint"]["driver"] == "580.159.04"
     assert record["fingerprint"]["links"] == {"0-1": "NV18"}
     assert record["fingerprint"]["packages"]["torch"] == "2.9.1"
@@ -166,7 +115,7 @@ def test_check_mode_says_that_it_would_measure_and_writes_nothing(host):
     result = host.prove(check=True)
     assert (result["changed"], result["status"], result["measured"]["strategy"]) == (True, "measured", "nccl")
     assert result["diff"]["after"] == "nccl: it would be measured, and the result is not known yet\n"
-    assert not host.proof.parent.exists()
+    assert not host.proof.parents[1].exists()
     host.prove()
     assert host.prove(check=True)["changed"] is False
 
@@ -192,6 +141,60 @@ def test_changed_options_are_measured_again_and_force_always(host):
     host.prove()
     assert host.prove(hidden_size=7168, measure=False)["changed_since"] == ["server hidden_size was 6144 and is 7168"]
     assert host.prove(force=True)["status"] == "measured"
+
+
+def test_servers_of_one_host_are_kept_apart(host):
+    host.prove()
+    assert host.prove(name="second", measure=False)["status"] == "missing"
+    host.prove(name="second", hidden_size=7168)
+    assert host.prove(measure=False)["status"] == host.prove(name="second", hidden_size=7168, measure=False)["status"] == "kept"
+    assert "name: '../second'; expected letters" in host.prove(name="../second").msg
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "measured"),
+    [
+        ('{"hidden_size": 4096}', {"hidden_size": 7168}, 4096),
+        ('{"text_config": {"hidden_size": 5120}}', {}, 5120),
+        (None, {"hidden_size": 7168}, 7168),
+        (None, {}, 6144),
+    ],
+)
+def test_the_hidden_size_is_that_of_the_model(host, config, model, measured):
+    folder = host.root / "model"
+    folder.mkdir()
+    if config:
+        (folder / "config.json").write_text(config)
+    result = host.prove(model={"path": str(folder), **model})
+    assert json.loads(host.proof.read_text())["fingerprint"]["server"]["hidden_size"] == measured
+    assert result["probe"]["parameters"]["hidden_size"] == measured
+    assert host.prove(model={"path": str(folder), **model}, hidden_size=8192, measure=False)["status"] == "stale"
+
+
+def test_a_model_without_a_hidden_size_gets_one_line(host):
+    (host.root / "config.json").write_text("[]")
+    assert f"{host.root}/config.json: it says no hidden_size" in host.prove(model={"path": str(host.root)}).msg
+
+
+def test_another_compiler_is_measured_again(host):
+    nvcc = host.root / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    environment = {"HOME": str(host.root), "SIMULATED_PROOF": str(host.recorded), "CUDA_HOME": str(host.root / "cuda")}
+    host.prove(environment=environment)
+    nvcc.write_text("")
+    nvcc.chmod(0o755)
+    assert host.prove(environment=environment, measure=False)["changed_since"] == [f"nvcc was unknown and is {nvcc}"]
+
+
+def test_the_folder_of_the_caches_is_made_as_systemd_makes_it(host):
+    cache = host.root / "var" / "cache"
+    host.prove(environment={"HOME": str(host.root), "SIMULATED_PROOF": str(host.recorded), "FLASHINFER_WORKSPACE_BASE": str(cache)})
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o750
+
+
+def test_nobody_else_measures_for_a_server_without_an_account(host):
+    assert "user: nobody-yet does not exist on this host; expected the user that the server runs as." in host.prove(user="nobody-yet").msg
+    assert host.prove(user="nobody-yet", check=True)["changed"] is True  # an earlier task of a run creates it
 
 
 def test_without_a_result_it_says_how_to_get_one(host):
@@ -259,7 +262,16 @@ def test_a_benchmark_is_kept_and_has_the_last_word(host):
     assert host.facts["strategy"] == "nccl"
     assert host.prove(benchmark=runs)["changed"] is False
     assert host.prove()["measured"] == result["measured"]
+    assert host.prove()["candidate"] == "fusion"  # so that it can be benchmarked again
     assert host.prove(force=True)["measured"]["strategy"] == "fusion"
+
+
+def test_a_server_that_does_not_serve_with_fusion_is_a_benchmark(host):
+    host.prove()
+    runs = [{"strategy": "nccl", "concurrency": 1, "tokens_per_s": [100, 101, 99]}, {"strategy": "fusion", "error": "it is hung"}]
+    result = host.prove(benchmark=runs)
+    assert (result["measured"]["strategy"], result["candidate"]) == ("nccl", "fusion")
+    assert result["measured"]["reason"].startswith("fusion does not serve on this host: it is hung")
 
 
 def test_hosts_with_nothing_to_measure_are_a_success(host):
@@ -296,7 +308,7 @@ def test_bad_options_get_one_line(host, options, said):
 def test_a_damaged_record_gets_one_line(host):
     host.prove()
     host.proof.write_text("{}")
-    assert f"{host.proof}: it is no record of a proof; expected schema_version 1. Remove it, and measure again." in host.prove().msg
+    assert f"{host.proof}: it is no record of a measurement; expected schema_version 1. Remove it, and measure again." in host.prove().msg
 
 
 def test_a_probe_that_does_not_run_gets_one_line(host):

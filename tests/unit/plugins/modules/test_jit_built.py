@@ -182,6 +182,16 @@ def test_what_a_server_built_itself_is_stale_once_a_source_was_replaced_whatever
     assert not host.run()["changed"]
 
 
+def test_a_second_venv_with_the_same_home_does_not_get_the_code_of_the_first(host, tmp_path):
+    host.run()
+    shutil.copytree(host.venv, tmp_path / "second", symlinks=True, copy_function=os.link)
+    second = {"python": str(tmp_path / "second/bin/python")}
+    result = host.run(**second)
+    assert result["stale"] == [{"module": "trtllm_comm", "reason": "compiler flags or paths changed"}]
+    assert result["built"][0]["library"] == str(host.library)
+    assert not host.run(**second)["changed"]
+
+
 def test_modules_in_clear_are_cleared_whatever_they_are(host):
     host.run()
     other = host.folder.parent / "norm"
