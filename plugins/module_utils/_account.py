@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import pwd
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Optional
 
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
@@ -45,13 +47,22 @@ def environment(account: pwd.struct_passwd, given: Mapping[str, str]) -> dict[st
 def make_folder(account: pwd.struct_passwd, path: str) -> None:
     """Make a folder that belongs to an account, as systemd makes those of a unit. One that is there stays as it is.
 
+    Below a folder of the account, it is the account that makes it: what lies between is then its own, too, and root does not follow
+    a link that the account could plant there.
+
     Raises:
         InferenceError: It cannot be made.
     """
+    if os.path.isdir(path):
+        return
     try:
-        if not os.path.isdir(path):
+        if any(os.lstat(folder).st_uid == account.pw_uid for folder in map(str, Path(path).parents) if os.path.lexists(folder)):
+            subprocess.run(["mkdir", "-p", "-m", "0750", "--", path], check=True, stderr=subprocess.PIPE, text=True, **identity(account))
+        else:
             os.makedirs(path, mode=0o750)
-            if os.geteuid() != account.pw_uid:
-                os.chown(path, account.pw_uid, account.pw_gid)
+            os.chown(path, account.pw_uid, account.pw_gid)
     except OSError as error:
         raise InferenceError(path, f"it cannot be made ({error.strerror})", "a folder that can be made, or is there") from None
+    except subprocess.CalledProcessError as error:
+        found = f"{account.pw_name} cannot make it ({error.stderr.strip()})"
+        raise InferenceError(path, found, "a folder that can be made, or is there") from None

@@ -282,9 +282,31 @@ _REFUSAL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _DIRECTIVE_LINE = re.compile(r"^[ \t]*#[ \t]*(?!error\b)(?:[^\\\n]+|\\\r?\n|\\)*", re.MULTILINE)
+# One of these words is in every refusal but an empty one.
+_REFUSING = (
+    "supported",
+    "not_",
+    "invalid",
+    "unreachable",
+    "assert",
+    "trap",
+    "abort",
+    "print",
+    "throw",
+    "error",
+    "return",
+    "exit",
+    "continue",
+)
 # How code starts that does something; told at once, because most does.
-_WORKS = re.compile(r"\s*\{?\s*(?:asm\b(?![^;]{0,60}trap)|(?:const(?:expr)? |auto )?[A-Za-z_][\w:<>, ]*[ &*]\w+(?:\[\w*\])* ?=[^=])")
-_MAY_REFUSE = re.compile(r"supported|not_|invalid|unreachable|assert|trap|abort|print|throw|error|return|exit|continue", re.IGNORECASE)
+_WORKS = re.compile(
+    r"(?:#[ \t]*pragma[^\n]*\s*)*(?:\{\s*)?(?:"
+    r"asm\b(?![^;]{0,60}trap)|for\b|(?:const(?:expr)? |auto )?[A-Za-z_][\w:<>, ]*[ &*]\w+(?:\[\w*\])* ?=[^=]"
+    rf"|(?!(?:asm|if|while|do|else|switch)\b|[\w:]*(?i:{'|'.join(_REFUSING)}))[A-Za-z_][\w:]*\s*\("
+    r")"
+)
+_EMPTY_BLOCK = re.compile(r"\{\s*\}")
+_FRAME = re.compile(r"[{}]|\belse\b|\bdo\b|\bwhile\s*\(\s*(?:0|false|true|1)\s*\)")
 _LONGEST_REFUSAL = 1500
 _LONGEST_COMMENT = 1 << 14  # bytes; what is farther from the start of a block comment is taken for code
 
@@ -292,12 +314,14 @@ _LONGEST_COMMENT = 1 << 14  # bytes; what is farther from the start of a block c
 @lru_cache(maxsize=1 << 14)
 def refuses(text: str) -> bool:
     """Whether a piece of code does nothing for a host: it is empty, reports an error or returns a dummy."""
-    if _WORKS.match(text):
+    if len(text) > _LONGEST_REFUSAL or _WORKS.match(text.lstrip()):
         return False
-    if len(text) > _LONGEST_REFUSAL or ("=" in text and "#" not in text and not _MAY_REFUSE.search(text)):
-        return False
+    if "=" in text and "#" not in text:
+        lower = text.lower()
+        if not any(word in lower for word in _REFUSING):
+            return False
     text = _DIRECTIVE_LINE.sub("", _NOISE.sub(" ", text))
-    text = re.sub(r"[{}]|\belse\b|\bdo\b|\bwhile\s*\(\s*(?:0|false|true|1)\s*\)", ";", re.sub(r"\{\s*\}", "()", text))
+    text = _FRAME.sub(";", _EMPTY_BLOCK.sub("()", text))
     return all(_REFUSAL.fullmatch(statement) for statement in _statements(text) if statement.strip("() \t\r\n"))
 
 
@@ -318,9 +342,18 @@ def _statements(text: str) -> list[str]:
     return statements
 
 
-# The indexes of the branches that a host is kept from, each with whether that is no gate unless the host is refused:
-# it is for older hosts, or left over by a condition that let this one through. Then those that it takes or may take.
-_Answer = tuple[list[tuple[int, bool]], list[int]]
+class _Branches(NamedTuple):
+    """Which branches of a group a host takes, by index."""
+
+    # Those that it is kept from, each with whether that is no gate unless the host is refused: it is for older hosts, or
+    # left over by a condition that let this one through.
+    lost: list[tuple[int, bool]]
+    left: list[int]  # those that it takes or may take
+    forced: list[int]  # those of them that it takes for certain, and that other hosts need not take
+
+
+_NONE = _Branches([], [], [])
+_ERROR = re.compile(rb"\s*#[ \t]*error\b")
 
 
 class Judge:
@@ -333,42 +366,62 @@ class Judge:
 
     def __init__(self, shared: Definitions, host: Capability) -> None:
         self.macros, self.host = Macros(shared), host
-        self._answers: dict[tuple[str, ...], _Answer] = {}
+        self._known: dict[tuple[tuple[str, ...], _Conditions], _Branches] = {}
 
     def closed(self, raw: Buffer, end: int, found: Structure) -> Iterator[Closed]:
-        """The branches that other hosts take and this one does not."""
+        """The branches that other hosts take and this one does not, and the conditions under which it meets an ``#error``."""
         local = self.macros.within(found.definitions) if found.definitions else self.macros
         owners = _Owners(raw, end)
         for group in found.groups:
-            lost, left = self._branches(group.conditions, local, found.definitions)
-            if not lost or any(local.truth(text, self.host) is (not wanted) for text, wanted in group.around):
-                continue
-            bodies = [_body(raw, group, index) for index in left]
+            branches = self._branches(group, local, found.definitions)
+            bodies = [_body(raw, group, index) for index in branches.left] if branches.lost else []
             served = not all(map(refuses, bodies))
             refused = not served and not all(map(only_directs, bodies))
-            for index, is_other in lost:
+            kept_from = [
+                index
+                for index, is_other in branches.lost
+                if (not is_other or refused) and not refuses(_body(raw, group, index)) and is_code(raw, group.offsets[index][0])
+            ]
+            for index in kept_from or self._errors(raw, group, branches):
                 start, stop = group.offsets[index]
-                if (not is_other or refused) and not refuses(_body(raw, group, index)) and not in_comment(raw, start):
-                    owner = owners.kernel(start) if served else guarded(raw, start, group.offsets[index + 1][0])
-                    yield Closed(start, stop, _shown(raw, group, index), "preprocessor", owner, served)
+                owner = owners.kernel(start) if served else guarded(raw, start, group.offsets[index + 1][0])
+                yield Closed(start, stop, _shown(raw, group, index), "preprocessor", owner, served)
 
-    def _branches(self, conditions: tuple[str, ...], local: Macros, definitions: Mapping[str, object]) -> _Answer:
-        """The branches that this host is kept from, and those that it takes or may take."""
-        shared = not definitions or all(identifiers(text).isdisjoint(definitions) for text in conditions)
-        if shared and conditions in self._answers:
-            return self._answers[conditions]
-        taken = _taken(conditions, local, self.host)
-        others = {other: _taken(conditions, local, other) for other in REFERENCE} if False in taken else {}
-        lost: list[tuple[int, bool]] = []
+    @staticmethod
+    def _errors(raw: Buffer, group: Group, branches: _Branches) -> list[int]:
+        errors = (index for index in branches.forced if group.conditions[index] and _ERROR.match(raw, group.offsets[index][1]))
+        return [index for index in errors if is_code(raw, group.offsets[index][0])]
+
+    def _branches(self, group: Group, local: Macros, definitions: Mapping[str, object]) -> _Branches:
+        conditions, around = group.conditions, group.around
+        texts = (*conditions, *(text for text, _wanted in around))
+        shared = not definitions or all(identifiers(text).isdisjoint(definitions) for text in texts)
+        if not shared:
+            return self._worked_out(conditions, around, local)
+        if (conditions, around) not in self._known:
+            self._known[conditions, around] = self._worked_out(conditions, around, self.macros)
+        return self._known[conditions, around]
+
+    def _worked_out(self, conditions: tuple[str, ...], around: _Conditions, macros: Macros) -> _Branches:
+        if not _reaches(around, macros, self.host):
+            return _NONE
+        taken = _taken(conditions, macros, self.host)
+        others = [_taken(conditions, macros, other) if _reaches(around, macros, other) else None for other in REFERENCE]
+        lost, forced = [], []
         for index, own in enumerate(taken):
-            admitted = [other for other, theirs in others.items() if theirs[index] is not False] if own is False else []
             let_through = any(before and condition for before, condition in zip(taken[:index], conditions))
-            if admitted:
-                lost.append((index, not is_gate(self.host, admitted) or (let_through and is_left_over(self.host, admitted))))
-        answer = lost, [index for index, own in enumerate(taken) if own is not False]
-        if shared:
-            self._answers[conditions] = answer
-        return answer
+            takers = [other for other, theirs in zip(REFERENCE, others) if theirs and theirs[index] is not False]
+            spared = [other for other, theirs in zip(REFERENCE, others) if theirs and theirs[index] is not True]
+            if own is False and takers:
+                lost.append((index, not is_gate(self.host, takers) or (let_through and is_left_over(self.host, takers))))
+            elif own and is_gate(self.host, spared):
+                forced.append(index)
+        return _Branches(lost, [index for index, own in enumerate(taken) if own is not False], forced)
+
+
+def _reaches(around: _Conditions, macros: Macros, capability: Capability) -> bool:
+    """Whether a host may get to what is inside the conditions ``around``."""
+    return not any(macros.truth(text, capability) is (not wanted) for text, wanted in around)
 
 
 def _taken(conditions: tuple[str, ...], macros: Macros, capability: Capability) -> list[Optional[bool]]:
@@ -409,11 +462,17 @@ class _Owners:
         return named[1].decode() if named else ""
 
 
-def in_comment(raw: Buffer, offset: int) -> bool:
-    """Whether ``offset`` is in a block comment."""
+_RAW_STRING = re.compile(rb'R"([^()\\\s]{0,16})\(')
+
+
+def is_code(raw: Buffer, offset: int) -> bool:
+    """Whether ``offset`` is neither in a block comment nor in a raw string."""
     lower = max(0, offset - _LONGEST_COMMENT)
     start = raw.rfind(b"/*", lower, offset)
-    return start >= 0 and raw.find(b"*/", start + 2, offset) < 0 and raw.find(b"//", raw.rfind(b"\n", 0, start) + 1, start) < 0
+    if start >= 0 and raw.find(b"*/", start + 2, offset) < 0 and raw.find(b"//", raw.rfind(b"\n", 0, start) + 1, start) < 0:
+        return False
+    string = _RAW_STRING.match(raw, max(raw.rfind(b'R"', lower, offset), 0))
+    return string is None or raw.find(b")" + string[1] + b'"', string.end(), offset) >= 0
 
 
 def one_line(text: str) -> str:
@@ -470,6 +529,8 @@ _ANSWER = re.compile(
 )
 _ELSE = re.compile(r"\s*else\b[^;{]*\{")
 _BRANCHES = ("if", "constexpr", "while")
+_KEPT = re.compile(r"\breturn\b|(?<![=!<>+*/&|^-])=(?!=)")  # what stands before a value that is returned or kept
+_VALUE_ENDS = re.compile(r"[;?]")
 _FARTHEST = 4000  # characters that one condition or branch may take
 
 
@@ -496,7 +557,7 @@ def closed_checks(raw: Buffer, end: int, host: Capability) -> Iterator[Closed]:
         check = _whole(text, offset)
         start, stop = check.start, check.stop
         line = text[text.rfind("\n", 0, offset) + 1 : offset]
-        if not check.decides or start in seen or "//" in line or line.count('"') % 2 or in_comment(raw, start):
+        if not check.decides or start in seen or "//" in line or line.count('"') % 2 or not is_code(raw, start):
             continue
         seen.add(start)
         node = parse(text[start:stop])
@@ -569,14 +630,15 @@ def _whole(text: str, offset: int) -> _Check:
             depth += 1
         elif character in "([":
             word = re.search(r"(\w+)\s*$", text[max(0, start - 60) : start - 1])
-            if not depth and word:
+            if not depth and word and word[1] != "return":
                 return _argument(text, start, word[1])
             depth = max(0, depth - 1)
         elif character in ";{}" and not depth:
             break
         start -= 1
-    returned = text.rfind("return", start, offset)
-    return _Check(returned + len("return"), text.find(";", offset), "use") if returned >= 0 else _Check(start, offset, "")
+    kept = list(_KEPT.finditer(text, start, offset))
+    stop = _VALUE_ENDS.search(text, offset)
+    return _Check(kept[-1].end(), stop.start(), "choice" if stop[0] == "?" else "use") if kept and stop else _Check(start, offset, "")
 
 
 def _argument(text: str, start: int, word: str) -> _Check:

@@ -15,8 +15,8 @@ import keyword
 import re
 import warnings
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Container, Iterable, Iterator
+from functools import cache, cached_property
 from typing import NamedTuple, Optional, Union
 
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import dotted_name
@@ -24,13 +24,17 @@ from ansible_collections.blackwell.inference.plugins.module_utils._predicate imp
 # Every predicate starts from one of these words. The pattern tells the word from others that hold it, and says what
 # it is: a question by itself, a value whose line must ask something, or a call whose answer must be asked or kept.
 _ASKED = rb"[\])]*\s*(?:[=!<>]=|[<>](?!`)|//|\*|(?:not )?in\b(?!\s+\w+(?:\[\w+\])?\[[\"']))"
+_END = rb"[ \t]*(?:#.*)?(?=[\r\n]|\Z)"
 _WORDS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
-    (b"apabilit", re.compile(rb"apabilit(?:y|ies)(?:\w*(?P<call>\()|\w*(?P<value>\[|\.m)|(?:_\w+)?" + _ASKED + rb")")),
+    (
+        b"apabilit",
+        re.compile(rb"apabilit(?:y|ies)(?:\w*(?P<call>\()|\w*(?P<value>\[|\.m)|(?P<named>" + _END + rb")|(?:_\w+)?" + _ASKED + rb")"),
+    ),
     (b"is_", re.compile(rb"is_(?:sm_?\d|blackwell|(?:nvidia_)?hopper)")),
     (b"sm_version", re.compile(rb"sm_version(?:(?P<call>\()|" + _ASKED + rb")")),
     (b"device_sm", re.compile(rb"device_sm(?:(?P<call>\()|\w*" + _ASKED + rb")")),
     (b"arch", re.compile(rb"(?<![a-z])arch(?:(?P<call>\()|(?P<value>\.m(?:aj|in)or\b)|" + _ASKED + rb"|\s*is\b)")),
-    (b"major", re.compile(rb"major(?:_versions\b|(?:\(\w*\))?(?:,\s*[\w.]*minor\))?" + _ASKED + rb")")),
+    (b"major", re.compile(rb"major(?:_versions\b|\}\w*\{|(?:\(\w*\))?(?:,\s*[\w.]*minor\))?" + _ASKED + rb")")),
 )
 # What stands before "major" where that is the first part of a compute capability: nothing, an owner, or a prefix.
 _CAPABILITYS = re.compile(
@@ -44,7 +48,7 @@ _LINE_ASKS = re.compile(rb"[^\n]*(?:[=!]=|[<>]|\bin\b)")
 _KEPT = re.compile(rb"[ \t]*(?:return\b|(?:[\w.]+[ \t]*,[ \t]*)*[\w.]+[ \t]*(?::[^=\n]+)?=(?!=))")
 # A name like these means the same without such an assignment.
 _CLEAR = re.compile(
-    rb"[ \t]*(?:(?:self\.)?_?(?:\w*capability|(?:\w+_)?(?:major|minor|arch)|(?:\w+_)?sm_version|(?:\w+_)?device_sm|_)[ \t,]*)+"
+    rb"[ \t]*(?:_?(?:\w*capability|(?:\w+_)?(?:major|minor|arch)|(?:\w+_)?sm_version|(?:\w+_)?device_sm|_)[ \t,]*)+"
     rb"=[ \t]*(?:tuple\(|int\()?(?:\w+\.)*(?:_?get_\w*(?:capability|sm_version|device_sm)|\w*arch)\("
 )
 
@@ -77,9 +81,11 @@ def _is_code(before: bytes) -> bool:
 
 def _matters(raw: bytes, line: int, at: int, match: re.Match[bytes]) -> bool:
     """Whether the value at ``at`` is compared, or the answer of the call there is compared, kept or returned."""
-    if match["call"] is None or _LIST.search(raw, line, at):
-        return match["call"] is not None or _LINE_ASKS.match(raw, at) is not None
-    if _ANSWER_ASKED.match(raw, match.end()):
+    if match.lastgroup == "value":
+        return _LINE_ASKS.match(raw, at) is not None
+    if match.lastgroup == "call" and _LIST.search(raw, line, at):
+        return True
+    if match.lastgroup == "call" and _ANSWER_ASKED.match(raw, match.end()):
         return True
     return _KEPT.match(raw, line) is not None and _CLEAR.match(raw, line) is None
 
@@ -93,12 +99,15 @@ class Line(NamedTuple):
     word: str  # what it starts with: a keyword, a name, or another character
 
 
-_TOKEN = re.compile(
-    r"\"{3}(?:[^\"\\]|\\.|\"(?!\"\"))*\"{3}|'{3}(?:[^'\\]|\\.|'(?!''))*'{3}"
-    r"|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|\#[^\n]*|\\\r?\n"
-    r"|\([^()\[\]{}\n\"'#\\]*\)|\[[^()\[\]{}\n\"'#\\]*\]"  # brackets that close at once
-    r"|[()\[\]{}\n]",
-    re.DOTALL,
+_STRING = (
+    r"\"{3}[^\"\\]*(?:(?:\\.|\"(?!\"\"))[^\"\\]*)*\"{3}|'{3}[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*'{3}"
+    r"|\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\"|'[^'\\\n]*(?:\\.[^'\\\n]*)*'"
+)
+_CLOSED_AT_ONCE = r"\([^()\[\]{}\n\"'#\\]*\)|\[[^()\[\]{}\n\"'#\\]*\]"
+# The next bracket or line ending, and all before it that is neither, strings and comments included. A lookahead is not
+# tried again once it has matched: without that, a run that leads nowhere would be cut in every possible way.
+_NEXT_EVENT = re.compile(
+    rf"(?=((?:[^\"'#\\()\[\]{{}}\n]+|{_STRING}|\#[^\n]*|\\(?:\r?\n)?|{_CLOSED_AT_ONCE})*))\1([()\[\]{{}}\n\"'])", re.DOTALL
 )
 _BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
 _FIRST = re.compile(r"[ \t]*(\w+|\S|$)")
@@ -108,8 +117,8 @@ def logical_lines(text: str, start: int, end: int) -> list[Line]:
     """The logical lines of ``text[start:end]``, which starts with a statement; blank ones and comments are left out."""
     lines: list[Line] = []
     depth, begin = 0, start
-    for match in _TOKEN.finditer(text, start, end):
-        found = match[0]
+    for match in _NEXT_EVENT.finditer(text, start, end):
+        found = match[2]
         if found == "\n":
             if depth <= 0:
                 _add(lines, text, begin, match.end())
@@ -220,11 +229,14 @@ _TOP = re.compile(r"\n(?=[A-Za-z_@(\[])(?!(?:else|elif|except|finally)\b)")
 _CLASS = re.compile(r"class\s+(\w+(?:\([^()\n]*\))?)")
 _BODY = re.compile(r"\n([ \t]+)(?=[^\s#])")
 _MAY_BE_NONE = re.compile(r"\b(\w*arch) is\b")  # what a table gave for a capability
-_CONSTANT = re.compile(r"(?:[=<>(\[]|\bin)\s*(_*[A-Z][A-Z0-9_]{2,}\b|(?:cls|self)\.\w+|_?supported_\w+)")  # what something is compared with
+# What something is compared with, or may be; then a list of what is supported, by any name.
+_CONSTANT = re.compile(r"(?:[=<>(\[]|\bin)\s*(_*[A-Z][A-Z0-9_]{2,}\b|(?:cls|self)\.\w+|_?supported_\w+)")
+_COMPARED = re.compile(r"(?:[=!<>]=|[<>]|\bin\b|supported_\w+[ \t]*=|capabilit\w*\()\s*([A-Za-z_]\w*)\b(?!\s*[(.\[])")
+_TOP_ASSIGNMENT = re.compile(r"\n([A-Za-z_]\w*)(?=[ \t]*(?::[^=\n]+)?=(?!=))")
 _NEXT = re.compile(r"\n(?: {4})?(?=[A-Za-z_@\"'#])")
 _GIVEN = re.compile(r"[ \t]*(?::[^=\n]+)?=(?!=)")
 _ASSIGNMENT = re.compile(r"[ \t]*[\w., \t]+(?::[^=\n]+)?=(?!=)")
-_ROUNDS = 3  # how often a name may hand its value on to another one
+_ROUNDS = 6  # how often a name may hand its value on to another one
 
 
 class _Piece(NamedTuple):
@@ -245,10 +257,11 @@ def excerpt(raw: bytes) -> Optional[ast.Module]:
     if not offsets:
         return None
     text = raw.decode("latin-1")  # one character a byte: offsets stay
-    if text.count('"""') % 2 or text.count("'''") % 2:
+    quotes = [list(_all(text, mark)) for mark in ('"""', "'''")]
+    if any(len(marks) % 2 for marks in quotes):
         return _parsed(raw)  # where its strings start and end cannot be told from afar
     try:
-        return _parsed(_Excerpt(text).around(offsets))
+        return _parsed(_Excerpt(text, quotes).around(offsets))
     except (SyntaxError, ValueError):
         return _parsed(raw)
 
@@ -264,14 +277,16 @@ class _Excerpt:
 
     Args:
         text: The file.
+        quotes: The offsets of each kind of triple quotes in it.
     """
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._quotes = [list(_all(text, mark)) for mark in ('"""', "'''")]
+    def __init__(self, text: str, quotes: Iterable[list[int]]) -> None:
+        self.text, self._quotes = text, tuple(quotes)
         self._lines: dict[_Piece, list[Line]] = {}
         self._wanted: dict[_Piece, set[int]] = {}
+        # Names that hold something of the architecture, and what it is compared with: of the module, and of one piece.
         self._names: set[str] = set()
+        self._local: dict[_Piece, set[str]] = {}
 
     def around(self, offsets: Iterable[int]) -> str:
         """The text of the lines at ``offsets`` and of every line that uses what those give a name to."""
@@ -292,7 +307,7 @@ class _Excerpt:
                 piece = found
             if piece not in self._lines:
                 self._lines[piece] = logical_lines(self.text, piece.start, piece.end)
-                self._wanted[piece] = set()
+                self._wanted[piece], self._local[piece] = set(), set()
             lines, wanted = self._lines[piece], self._wanted[piece]
             index = bisect_right(lines, (offset, len(self.text))) - 1
             if index >= 0 and index not in wanted and lines[index].word != "raise" and not _is_string(self.text, lines[index]):
@@ -332,36 +347,51 @@ class _Excerpt:
         return any(bisect_left(quotes, offset) % 2 for quotes in self._quotes)
 
     def _related(self, piece: _Piece, line: Line) -> Iterator[int]:
-        """Where names that ``line`` gives a value are used, and, for a ``first`` line, where its constants get theirs."""
-        text = self.text[line.start : line.end]
+        """Where names that ``line`` gives a value are used, and where what it compares something with gets its value."""
+        text, local = self.text[line.start : line.end], self._local[piece]
         answers = line.word == "return" and not piece.owner and _answers(text)
-        named = (
-            self._helper(piece)
-            if answers
-            else _renamed(text)
-            if line.word in ("from", "import")
-            else _handed_on(text)
-            if _ASSIGNMENT.match(text)
-            else ()
-        )
+        named: Iterable[str] = ()
+        if answers:
+            named = self._helper(piece)
+        elif line.word in ("from", "import"):
+            named = _renamed(text)
+        elif _ASSIGNMENT.match(text):
+            named = _handed_on(text, self._names | local)
         for name in named:
             everywhere = answers or name.startswith(("self.", "cls.")) or (line.indent == 0 and not piece.owner)
-            if not everywhere:
-                yield from self._uses(name, piece.start, piece.end)
-            elif name not in self._names:
+            if everywhere and name not in self._names:
                 self._names.add(name)
                 yield from self._uses(name, 0, len(self.text))
+            elif not everywhere and name not in local:
+                local.add(name)
+                yield from self._uses(name, piece.start, piece.end)
         for name in _MAY_BE_NONE.findall(text):
             yield from _all(self.text, f" {name} = ", piece.start, piece.end)
-        for name in set(_CONSTANT.findall(text)) - self._names:
+        compared = set(_COMPARED.findall(text)) - local
+        local |= compared
+        for name in compared:
+            yield from _all(self.text, f" {name} = ", piece.start, piece.end)
+        for name in compared.union(_CONSTANT.findall(text)) - self._names:
             self._names.add(name)
-            own = name.rpartition(".")[2]
-            if self.text.startswith(own):
-                yield len(own)
-            for opening in (f"\n{own}", f"\n    {own}") if own != name else (f"\n{own}",):
-                for at in _all(self.text, opening):
-                    if _GIVEN.match(self.text, at + len(opening)) and self._length(at) < _LONGEST_TABLE:
-                        yield at + len(opening)
+            yield from self._given(name)
+
+    def _given(self, name: str) -> Iterator[int]:
+        """Where ``name`` gets its value at module level, or ``self.name`` and ``cls.name`` in a class, unless that is long."""
+        own = name.rpartition(".")[2]
+        places = list(self._top.get(own, ()))
+        if own != name:
+            opening = f"\n    {own}"
+            ends = (at + len(opening) for at in _all(self.text, opening))
+            places += [end - len(own) for end in ends if _GIVEN.match(self.text, end)]
+        yield from (at for at in places if self._length(at) < _LONGEST_TABLE)
+
+    @cached_property
+    def _top(self) -> dict[str, list[int]]:
+        """Where the module gives each of its names a value."""
+        places: dict[str, list[int]] = {}
+        for match in _TOP_ASSIGNMENT.finditer(f"\n{self.text}"):  # it is fast because it starts with a character
+            places.setdefault(match[1], []).append(match.start())
+        return places
 
     def _helper(self, piece: _Piece) -> list[str]:
         """The name of the function that ``piece`` is."""
@@ -370,7 +400,7 @@ class _Excerpt:
         return [named[1]] if named else []
 
     def _length(self, offset: int) -> int:
-        """How long the statement is that starts behind ``offset``, a line ending."""
+        """How long the statement is that starts at ``offset``."""
         match = _NEXT.search(self.text, offset + 1)
         return (match.start() if match else len(self.text)) - offset
 
@@ -442,14 +472,14 @@ def _renamed(text: str) -> list[str]:
     return [name for source, name in re.findall(r"(\w+)[ \t]+as[ \t]+(\w+)", text) if _SOURCE.search(source)]
 
 
-def _handed_on(text: str) -> Iterator[str]:
-    """The names that an assignment gives a capability, a part of one, or the answer to a predicate."""
+def _handed_on(text: str, known: Container[str]) -> Iterator[str]:
+    """The names that an assignment gives a capability, a part of one, the answer to a predicate, or one of ``known``."""
     try:
         statement = ast.parse(text.strip()).body[0]
     except (SyntaxError, IndexError, ValueError):
         return
     value = getattr(statement, "value", None)
-    if value is None or not is_architectural(value):
+    if value is None or not is_architectural(value, known):
         return
     for target in statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", value)]:
         for item in target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]:
@@ -459,27 +489,38 @@ def _handed_on(text: str) -> Iterator[str]:
 
 
 _SOURCE = re.compile(r"capabilit|is_\w*sm_?\d|sm_version|device_sm|blackwell|hopper|_arch$|^arch$|arch_support", re.IGNORECASE)
-_WRAPPERS = frozenset({"tuple", "int", "bool", "str", "max", "min", "lru_cache", "cache"})
+_WRAPPERS = frozenset({"tuple", "int", "bool", "str", "max", "min", "any", "all", "map", "join", "lru_cache", "cache"})
 
 
-def is_architectural(node: ast.expr) -> bool:
-    """Whether ``node`` is a predicate, or reads a capability and hands it on as it is."""
+def is_architectural(node: ast.expr, known: Container[str] = ()) -> bool:
+    """Whether ``node`` is a predicate, or reads a capability, or one of the names ``known``, and hands it on as it is."""
     if isinstance(node, (ast.BoolOp, ast.Compare)):
         return True
     if isinstance(node, ast.UnaryOp):
-        return is_architectural(node.operand)
+        return is_architectural(node.operand, known)
     if isinstance(node, ast.BinOp):
-        return is_architectural(node.left) or is_architectural(node.right)
+        return is_architectural(node.left, known) or is_architectural(node.right, known)
     if isinstance(node, ast.IfExp):
-        return is_architectural(node.body) or is_architectural(node.orelse) or isinstance(node.test, (ast.BoolOp, ast.Compare))
+        whole = is_architectural(node.body, known) or is_architectural(node.orelse, known)
+        return whole or isinstance(node.test, (ast.BoolOp, ast.Compare))
     if isinstance(node, (ast.Tuple, ast.List)):
-        return any(is_architectural(item) for item in node.elts)
-    if isinstance(node, ast.Subscript):
-        return is_architectural(node.value)
+        return any(is_architectural(item, known) for item in node.elts)
+    if isinstance(node, ast.JoinedStr):
+        return is_spelling(node) and any(is_architectural(item, known) for item in node.values)
+    if isinstance(node, (ast.Subscript, ast.FormattedValue)):
+        return is_architectural(node.value, known)
+    if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
+        return is_architectural(node.generators[0].iter, known)
     if isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        return bool(_SOURCE.search(name)) or (name in _WRAPPERS and any(is_architectural(argument) for argument in node.args))
+        return bool(_SOURCE.search(name)) or (name in _WRAPPERS and any(is_architectural(argument, known) for argument in node.args))
     if isinstance(node, (ast.Name, ast.Attribute)):
         name = dotted_name(node)
-        return bool(_SOURCE.search(name.rpartition(".")[2])) or name.endswith((".major", ".minor")) or name in ("major", "minor")
+        own = name.rpartition(".")[2]
+        return name in known or bool(_SOURCE.search(own)) or own in ("major", "minor")
     return False
+
+
+def is_spelling(node: ast.JoinedStr) -> bool:
+    """Whether a formatted text may be a name of an architecture, such as ``f"sm_{major}{minor}"``; a message is longer."""
+    return all(len(str(item.value)) <= len("compute_") for item in node.values if isinstance(item, ast.Constant))

@@ -29,7 +29,7 @@ _FACTORY = re.compile(r"get_\w+_module")
 _ONE_MODEL = "sglang/srt/models/"  # what a single model does on its own is not the path of every model
 _IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+[\w.]+[ \t]+)?import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 
-_DOCSTRING = re.compile(r"[rR]?(?:\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3})")
+_DOCSTRING = re.compile(r"\"{3}[\s\S]*?\"{3}|'{3}[\s\S]*?'{3}")
 _DEFINITION = re.compile(r"^([ \t]*)(?:async[ \t]+def|def|class)[ \t]+(\w+)", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_]\w{3,}")
 _SOURCE_NAME = re.compile(r"[\"']([\w/]+\.cu)[\"']")

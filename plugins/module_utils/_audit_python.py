@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Callable, NamedTuple, Optional, Union
 
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import is_spelling
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate, is_left_over
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, FunctionNode, dotted_name
 
@@ -198,27 +199,35 @@ class Reader:
             if not isinstance(whole, tuple) and not _HOLDER.search(_last_name(holder)):
                 return _UNKNOWN
             return (whole if isinstance(whole, tuple) else self.capability)[node.attr == "minor"]
-        owner = _last_name(node.value.func if isinstance(node.value, ast.Call) else node.value)
+        owner = dotted_name(node.value.func if isinstance(node.value, ast.Call) else node.value)
         if _WHOLE.fullmatch(node.attr) and owner not in ("self", "cls") and not _HOLDER.search(owner):
             return _UNKNOWN  # the architecture of something else
         return meaning(node.attr, self.capability)
 
     def _call(self, node: ast.Call) -> object:
-        name = _last_name(node.func)
-        if name == "is_blackwell" and isinstance(node.func, ast.Attribute) and self.file.startswith(_DATACENTER_ONLY):
+        function = self._aliased(node.func)
+        name = _last_name(function)
+        if name == "is_blackwell" and isinstance(function, ast.Attribute) and self.file.startswith(_DATACENTER_ONLY):
             return self.capability[0] == 10
         if name in _COPIES and len(node.args) == 1:
-            value = self.value(node.args[0])
-            return bool(value) if name == "bool" and not isinstance(value, Unknown) else value
-        if name == "get" and node.args and isinstance(node.func, ast.Attribute):
-            return self._looked_up(node.func.value, node.args)
+            return _copied(name, self.value(node.args[0]))
+        if name == "map" and len(node.args) == 2:  # of a capability, to int or str
+            return self.value(node.args[1])
+        if name == "join" and len(node.args) == 1:
+            return _joined(self.value(node.args[0]))
+        if name == "range":
+            return _ranged([self.value(argument) for argument in node.args])
+        if name in ("any", "all") and len(node.args) == 1 and isinstance(node.args[0], (ast.Tuple, ast.List, ast.Set)):
+            return self._bool_op(ast.BoolOp(ast.Or() if name == "any" else ast.And(), node.args[0].elts))
+        if name == "get" and node.args and isinstance(function, ast.Attribute):
+            return self._looked_up(function.value, node.args)
         if name in _ASKS_AT_LEAST and node.args:
             least = self.value(node.args[0])
             own = self.capability if isinstance(least, tuple) else Architecture(self.capability)
             return own >= least if isinstance(least, (int, tuple)) else _UNDECIDED  # type: ignore[operator]
-        if name == "is_available" and dotted_name(node.func) == "torch.cuda.is_available":
+        if name == "is_available" and dotted_name(function) == "torch.cuda.is_available":
             return True
-        binding = self.names.get(name) if isinstance(node.func, ast.Name) else None
+        binding = self.names.get(name) if isinstance(function, ast.Name) else None
         if isinstance(binding, ast.alias):
             name = binding.name.rpartition(".")[2]
         elif isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -231,6 +240,17 @@ class Reader:
         if _ASKS_WHOLE.fullmatch(name) or name == "to_int":
             return Architecture(self.capability)
         return meaning(name, self.capability)
+
+    def _aliased(self, function: ast.expr) -> ast.expr:
+        """What is called where ``function`` is another name for it."""
+        seen: set[str] = set()
+        while isinstance(function, ast.Name) and function.id not in seen:
+            seen.add(function.id)
+            binding = self.names.get(function.id)
+            if not isinstance(binding, (ast.Name, ast.Attribute)):
+                break
+            function = binding
+        return function
 
     def _looked_up(self, table: ast.expr, arguments: list[ast.expr]) -> object:
         """What ``table.get(key)`` gives, as far as it is known: None where the key is not there."""
@@ -330,7 +350,10 @@ class Reader:
 
     def _choice(self, node: ast.IfExp) -> object:
         truth = self.truth(node.test)
-        return _UNKNOWN if truth is None else self.value(node.body if truth else node.orelse)
+        if truth is not None:
+            return self.value(node.body if truth else node.orelse)
+        there = [branch for branch in (node.body, node.orelse) if not (isinstance(branch, ast.Constant) and branch.value is None)]
+        return self.value(there[0]) if len(there) == 1 else _UNKNOWN  # what may be None is what it is otherwise
 
     def _comprehension(self, node: Union[ast.GeneratorExp, ast.ListComp]) -> object:
         """The items of something as they are, such as ``int(x) for x in capability``."""
@@ -339,6 +362,11 @@ class Reader:
             item = item.args[0]
         as_they_are = len(node.generators) == 1 and not generator.ifs and dotted_name(item) == dotted_name(generator.target) != ""
         return self.value(generator.iter) if as_they_are else _UNKNOWN
+
+    def _text(self, node: ast.JoinedStr) -> object:
+        if not is_spelling(node):
+            return _UNKNOWN
+        return _joined(tuple(self.value(part.value if isinstance(part, ast.FormattedValue) else part) for part in node.values))
 
     def _walrus(self, node: ast.NamedExpr) -> object:
         return self.value(node.value)
@@ -359,11 +387,37 @@ _READERS: Mapping[type, Callable[..., object]] = {
     ast.BoolOp: Reader._bool_op, ast.UnaryOp: Reader._unary, ast.Compare: Reader._compare, ast.IfExp: Reader._choice,
     ast.Tuple: Reader._sequence, ast.List: Reader._sequence, ast.Set: Reader._sequence, ast.Dict: Reader._dict,
     ast.Subscript: Reader._subscript, ast.BinOp: Reader._arithmetic, ast.NamedExpr: Reader._walrus,
-    ast.GeneratorExp: Reader._comprehension, ast.ListComp: Reader._comprehension,
+    ast.GeneratorExp: Reader._comprehension, ast.ListComp: Reader._comprehension, ast.JoinedStr: Reader._text,
 }  # fmt: skip
 _BINARY: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
+
+
+def _copied(kind: str, value: object) -> object:
+    """What ``int(value)`` and the like give; an architecture and a sequence stay what they are."""
+    if isinstance(value, Unknown):
+        return value
+    if kind == "int" and isinstance(value, str) and value.isdigit():
+        return int(value)
+    return bool(value) if kind == "bool" else value
+
+
+def _ranged(ends: list[object]) -> object:
+    """The numbers of ``range(*ends)``, where there are few."""
+    numbers = [int(end) for end in ends if isinstance(end, int)]
+    if len(numbers) < len(ends) or not 1 <= len(ends) <= 2 or numbers[-1] > 2000:
+        return _UNKNOWN
+    return tuple(range(*numbers))
+
+
+def _joined(parts: object) -> object:
+    """The text of numbers and texts one after the other."""
+    parts = parts.capability if isinstance(parts, Architecture) else parts
+    if not isinstance(parts, tuple):
+        return parts if isinstance(parts, Unknown) else _UNKNOWN
+    unknown = [part for part in parts if isinstance(part, Unknown)]
+    return "".join(map(str, parts)) if not unknown else _UNDECIDED if any(part.architecture for part in unknown) else _UNKNOWN
 
 
 def _speaks(name: str) -> bool:
@@ -371,17 +425,31 @@ def _speaks(name: str) -> bool:
 
 
 def walk(node: ast.AST) -> Iterator[ast.AST]:
-    """``node`` and everything in it: what ast.walk gives, in another order and in half the time."""
+    """``node`` and everything in it but operators and contexts: what ast.walk gives, in another order and in a third of the time."""
     pending = [node]
     while pending:
         node = pending.pop()
         yield node
-        for field in node._fields:
-            value = getattr(node, field, None)
-            if isinstance(value, ast.AST):
+        for field in _PARTS[type(node)]:
+            value = getattr(node, field)
+            if isinstance(value, list):
+                pending.extend(filter(None, value))  # `**rest` in a dict has no key
+            elif value is not None:
                 pending.append(value)
-            elif isinstance(value, list):
-                pending.extend(item for item in value if isinstance(item, ast.AST))
+
+
+_NO_PART = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "kind", "conversion", "is_async", "str"})
+
+
+class _Parts(dict[type, tuple[str, ...]]):
+    """For each kind of expression, the fields that hold expressions."""
+
+    def __missing__(self, kind: type[ast.AST]) -> tuple[str, ...]:
+        self[kind] = () if kind is ast.Constant else tuple(field for field in kind._fields if field not in _NO_PART)
+        return self[kind]
+
+
+_PARTS = _Parts()
 
 
 def _last_name(node: ast.expr) -> str:
@@ -471,11 +539,17 @@ def _told(found: _Assignments) -> Bindings:
     """The one thing that each name is bound to. A default that something else replaces does not count."""
     bound: dict[str, Binding] = {}
     for name, values in found.items():
-        telling = [value for value in values if not isinstance(value, ast.Constant)] or values
+        telling = [value for value in values if not _is_literal(value)] or values
         first = telling[0]
         same = len(telling) == 1 or all(value and first and ast.dump(value) == ast.dump(first) for value in telling)
         bound[name] = first if same and isinstance(first, (ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, ast.alias)) else None
     return bound
+
+
+def _is_literal(node: Optional[ast.AST]) -> bool:
+    if isinstance(node, ast.Tuple):
+        return all(map(_is_literal, node.elts))
+    return isinstance(node, ast.Constant)
 
 
 def _collect(body: Iterable[ast.stmt], found: _Assignments) -> None:
@@ -670,7 +744,8 @@ class _File:
         truth = self._truth(test, place)
         otherwise = orelse or (rest if _leaves(body) else [])
         if not self._serves(body, place):
-            if self._truth(test, place, leaning=True) and self._admits(test, place, False, leaning=True):
+            gone = _leaves(body) or bool(orelse)
+            if gone and self._truth(test, place, leaning=True) and self._admits(test, place, False, leaning=True):
                 self._report(test, "raise" if isinstance(body[-1], ast.Raise) else "early return", place)
         elif truth is False and is_gate(self._host, self._admits(test, place, True)):
             self._report(test, "condition", place, self._serves(otherwise, place))

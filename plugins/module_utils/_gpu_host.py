@@ -81,7 +81,7 @@ class Host(NamedTuple):
     compile_jobs: int  # compilers that fit into that
     shm_mib: Optional[int]
     memlock_mib: Optional[int]  # the most that a unit may lock, where PID 1 may not raise it; None is no limit
-    iommu: Optional[str]  # how the GPUs' IOMMU groups translate: DMA, DMA-FQ, identity; None where there is none
+    iommu: Optional[str]  # how the GPUs' IOMMU groups translate, the strictest: DMA, DMA-FQ, identity; None where there is none
 
 
 class Venv(NamedTuple):
@@ -146,7 +146,7 @@ def read_host(gpus: Sequence[Gpu], root: str = "/") -> Host:
         max_jobs(meminfo, cores),
         shm,
         _memlock_mib(_text(root, "proc/1/limits"), _text(root, "proc/1/status")),
-        next(filter(None, (_iommu(root, gpu) for gpu in gpus)), None),
+        max(filter(None, (_iommu(root, gpu) for gpu in gpus)), key=_TRANSLATING.__contains__, default=None),
     )
 
 

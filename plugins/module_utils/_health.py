@@ -35,6 +35,7 @@ _FUSION_RANK = re.compile(r"(?:AllReduce Fusion enabled.*rank=|FlashInfer worksp
 _FUSION_FAILURES = ("workspace-failed", "fusion-off-everywhere", "preflight-failed", "preflight-needs-multicast")
 # Tokens made for others, or a prompt of thousands of tokens: ours have fewer, and a rank that hangs has said so before.
 _WORK = re.compile(r"Decode batch|Prefill batch.*#new-token: \d{4}")
+_START = "server_args="  # which every release logs first
 _TRACEBACK = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(r"(?:^|\s)[\w.]*(?:Error|Exception|Interrupt): |^[\w.]*(?:Error|Exception|Interrupt)$")
 
@@ -118,6 +119,7 @@ class Log:
         self.progress = ""
         self.fusion_ranks: set[int] = set()
         self.fusion_failed = False
+        self.of_start = False  # whether it reaches back to the start, at a level that ranks tell of fusion on
         self.work = 0  # lines that tell of work
         self._traceback = False  # whether the exception is that of a traceback
         self._in_traceback = False
@@ -132,6 +134,7 @@ class Log:
             empty = False
             self.last = text
             self.work += bool(_WORK.search(text))
+            self.of_start = self.of_start or _START in text
             self._add_exception(text)
             signature = explain(text)
             if signature:
@@ -301,13 +304,13 @@ class _Watch:
         answer = self.host.request("/server_info", None, ASK_TIMEOUT)
         if answer.status == 404:
             answer = self.host.request("/get_server_info", None, ASK_TIMEOUT)  # up to sglang 0.5.7
-        return describe(answer.data(), self.log, journal=self.host.unit() is not None)
+        return describe(answer.data(), self.log)
 
 
-def describe(info: dict[str, Any], log: Log, journal: bool) -> dict[str, Any]:
+def describe(info: dict[str, Any], log: Log) -> dict[str, Any]:
     """Return version, model_path, tp_size and fusion from what the server and its log say.
 
-    ``fusion`` is active (every rank said so), requested_but_inactive, off, or unknown where there is no log to prove it.
+    ``fusion`` is active (every rank said so), requested_but_inactive, off, or unknown where there is no log of the start to prove it.
     """
     size = info.get("tp_size")
     wanted = bool(info.get("enable_flashinfer_allreduce_fusion") or info.get("flashinfer_allreduce_fusion_backend"))
@@ -315,12 +318,12 @@ def describe(info: dict[str, Any], log: Log, journal: bool) -> dict[str, Any]:
         fusion = "unknown"
     elif not wanted or info.get("enforce_disable_flashinfer_allreduce_fusion"):
         fusion = "off"
-    elif not journal:
-        fusion = "unknown"
-    elif not log.fusion_failed and isinstance(size, int) and len(log.fusion_ranks) >= size:
+    elif log.fusion_failed:
+        fusion = "requested_but_inactive"
+    elif isinstance(size, int) and len(log.fusion_ranks) >= size:
         fusion = "active"
     else:
-        fusion = "requested_but_inactive"
+        fusion = "requested_but_inactive" if log.of_start else "unknown"
     return {"version": info.get("version"), "model_path": info.get("model_path"), "tp_size": size, "fusion": fusion}
 
 

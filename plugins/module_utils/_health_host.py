@@ -89,7 +89,7 @@ class LocalHost:
 
     def lines(self) -> list[str]:
         """Return the log lines since the last call: the unit's, systemd's about it, and the kernel's."""
-        unit = self._target.unit
+        unit = self._properties.get("Id") or self._target.unit  # the journal knows neither aliases nor names without a suffix
         if not unit or not shutil.which("journalctl"):
             return []
         of_unit = (f"_SYSTEMD_UNIT={unit}", f"UNIT={unit}")

@@ -16,13 +16,13 @@ ASIDE = ".set-aside"  # appended to the name of a library, so that flashinfer do
 _FOLDERS = {"flashinfer": ("data", "aot"), "flashinfer_jit_cache": ("jit_cache",)}
 
 
-def find_aside(packages: Mapping[str, Package], modules: Sequence[str]) -> list[str]:
-    """Return the libraries of these modules that were set aside."""
+def find(packages: Mapping[str, Package], modules: Sequence[str], suffix: str = "") -> list[str]:
+    """Return the prebuilt libraries of these modules; with ASIDE as ``suffix`` those that were set aside."""
     return [
         entry.path
         for name, below in _FOLDERS.items()
         for module in (modules if name in packages else ())
-        for entry in files.find(packages[name].location, [*below, module, f"{module}.so{ASIDE}"], [])
+        for entry in files.find(packages[name].location, [*below, module, f"{module}.so{suffix}"], [])
     ]
 
 

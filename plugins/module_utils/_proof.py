@@ -33,6 +33,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._store import 
 from ansible_collections.blackwell.inference.plugins.module_utils._survey import Installation, survey
 from ansible_collections.blackwell.inference.plugins.module_utils._version import COLLECTION_VERSION
 
+AS_RELEASED = ("absent", "open", "not_admitted")
 HIDDEN_SIZE = 6144  # that of GLM-5
 
 Json = dict[str, Any]
@@ -58,7 +59,8 @@ def fingerprint(server: Server, inventory: Inventory, site: Site, state_dir: str
         "links": {f"{first}-{second}": link for (first, second), link, _access in inventory.links},
         "nvcc": nvcc(server.environment),
         "packages": {package.distribution: package.version for package in site.packages.values()},
-        "gates": {found.gate.id: found.verdict for found in survey(installation, capabilities, GATES) if found.verdict != "absent"},
+        # The others are as they were released, which the versions say; a later catalogue may know more of them.
+        "gates": {found.gate.id: found.verdict for found in survey(installation, capabilities, GATES) if found.verdict not in AS_RELEASED},
         "server": {
             "world_size": server.world_size,
             "hidden_size": server.hidden_size,

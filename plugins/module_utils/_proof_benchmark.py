@@ -1,22 +1,26 @@
 # Copyright (c) blackwell.inference contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run sglang's own benchmark against a running server, and read what it says."""
+"""Run sglang's own benchmark against a running server, read what it says, and keep it by configuration of the server."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import pwd
 import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.blackwell.inference.plugins.module_utils import _account
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 
-_SAMPLES = ["--query-gpu=power.draw,clocks.sm,utilization.gpu", "--format=csv,noheader,nounits", "--loop=1"]
+_SAMPLED = {"power_w": "power.draw", "power_limit_w": "power.limit", "sm_mhz": "clocks.sm", "utilization": "utilization.gpu"}
+_SAMPLES = [f"--query-gpu={','.join(_SAMPLED.values())}", "--format=csv,noheader,nounits", "--loop=1"]
 
 Json = dict[str, Any]
 
@@ -27,6 +31,17 @@ class Load(NamedTuple):
     input_tokens: int  # of each request, random ones
     output_tokens: int  # of each answer; the end of a text is ignored
     requests_per_stream: int  # one after the other, for each of the concurrent ones
+
+
+class Client(NamedTuple):
+    """Who asks the server."""
+
+    python: str  # the serving venv's interpreter
+    url: str
+    account: pwd.struct_passwd  # the server's: what is downloaded must be the server's, too
+    environment: Mapping[str, str]
+    nvidia_smi: str  # name or path
+    timeout: float  # seconds for one run
 
 
 def arguments(url: str, load: Load, concurrency: int, seed: int, output: str) -> list[str]:
@@ -70,43 +85,45 @@ def read(text: str, expected: int) -> Json:
 
 def samples(text: str) -> Json:
     """Return the means of what nvidia-smi sampled, over all GPUs; None for what the driver does not know."""
-    rows = [line.split(", ") for line in text.splitlines() if line.count(", ") == 2]
+    rows = [line.split(", ") for line in text.splitlines() if line.count(", ") == len(_SAMPLED) - 1]
     return {
         name: round(statistics.mean(values), 1) if (values := [float(row[column]) for row in rows if _is_number(row[column])]) else None
-        for column, name in enumerate(("power_w", "sm_mhz", "utilization"))
+        for column, name in enumerate(_SAMPLED)
     }
 
 
-def run(python: str, url: str, load: Load, concurrency: int, seed: int, environment: Mapping[str, str], smi: str, timeout: float) -> Json:
+def run(client: Client, load: Load, concurrency: int, seed: int) -> Json:
     """Run bench_serving once; return its figures with power, clocks and utilisation sampled meanwhile.
 
     Raises:
         InferenceError: It cannot be run, fails, or is not done in time.
     """
     with tempfile.TemporaryDirectory(prefix="blackwell-inference-benchmark-") as folder:
+        os.chown(folder, client.account.pw_uid, client.account.pw_gid)
         output = os.path.join(folder, "result.jsonl")
-        command = [python, "-m", "sglang.bench_serving", *arguments(url, load, concurrency, seed, output)]
-        with _sampling(smi, os.path.join(folder, "samples")) as sampled:
+        command = [client.python, "-m", "sglang.bench_serving", *arguments(client.url, load, concurrency, seed, output)]
+        with _sampling(client.nvidia_smi, os.path.join(folder, "samples")) as sampled:
             try:
                 done = subprocess.run(
                     command,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     text=True,
-                    env=dict(environment),
+                    env=_account.environment(client.account, client.environment),
                     cwd=folder,
-                    timeout=timeout,
+                    timeout=client.timeout,
                     check=False,
+                    **_account.identity(client.account),
                 )
             except subprocess.TimeoutExpired:
-                raise InferenceError(
-                    "timeout", f"a run at concurrency {concurrency} was not done after {timeout:g} s", "a longer time"
-                ) from None
+                found = f"a run at concurrency {concurrency} was not done after {client.timeout:g} s"
+                raise InferenceError("timeout", found, "a longer time") from None
             except OSError as error:
-                raise InferenceError("python", f"{python} cannot be run ({error.strerror})", "the serving venv's interpreter") from None
+                found = f"{client.account.pw_name} cannot run {client.python} ({error.strerror})"
+                raise InferenceError("python", found, "the serving venv's interpreter") from None
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[-1]
-            raise InferenceError("sglang.bench_serving", last, f"a run against {url}", "Look whether the server is healthy.")
+            raise InferenceError("sglang.bench_serving", last, f"a run against {client.url}", "Look whether the server is healthy.")
         row = read(_text(output), concurrency * load.requests_per_stream)
         return {**row, **samples(_text(sampled))}
 
@@ -123,6 +140,12 @@ def tabulated(rows: Sequence[Json], strategy: str) -> list[Json]:
         }
         for level in levels
     ]
+
+
+def configuration_name(server: str, strategy: str, configuration: Mapping[str, Any]) -> str:
+    """Return the name of the file that keeps the runs of a configuration: the same one whenever the server runs like that."""
+    digest = hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()
+    return f"{server}-{strategy}-{digest[:12]}.json"
 
 
 @contextlib.contextmanager

@@ -359,7 +359,7 @@ SIGNATURES = (
         FATAL,
         r"FAILED: \[code=(?:137|143)\]",
         "A compiler was killed, most likely because the host ran out of memory.",
-        "Lower sglang_server_max_jobs to (available GiB - 16) / 8.",
+        "Lower sglang_server_max_jobs; 0 counts how many fit, (available GiB - 16) / 8.",
     ),
     Signature(
         "compile-error",

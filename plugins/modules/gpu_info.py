@@ -264,11 +264,11 @@ toolkit:
   contains:
     cuda_home:
       description: The folder of the CUDA toolkit.
-      type: path
+      type: str
       sample: /usr/local/cuda
     nvcc:
       description: Its compiler, links resolved.
-      type: path
+      type: str
       sample: /usr/local/cuda-13.0/bin/nvcc
     nvcc_version:
       description: The release of that.
@@ -276,11 +276,11 @@ toolkit:
       sample: "13.0"
     ninja:
       description: The C(ninja) in E(PATH).
-      type: path
+      type: str
       sample: /opt/sglang/venv/bin/ninja
     compiler:
       description: The C++ compiler.
-      type: path
+      type: str
       sample: /usr/bin/c++
     link_error:
       description: What the linker says when it is given libcuda and libcudart as FlashInfer does; V(null) where it finds them.

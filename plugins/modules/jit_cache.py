@@ -407,7 +407,7 @@ def absent(outcome: Outcome) -> dict:
     modules = outcome.named("modules")
     outcome.clear(outcome.survey(modules))
     if params["prebuilt"] != "set_aside":
-        for library in prebuilt.find_aside(outcome.packages, modules):
+        for library in prebuilt.find(outcome.packages, modules, prebuilt.ASIDE):
             outcome.move(library, library[: -len(prebuilt.ASIDE)])
     outcome.forget_stale(modules)
     return outcome.result()
@@ -480,7 +480,13 @@ def _in_the_way(outcome: Outcome, modules: dict) -> list[str]:
                 "one that has such code, or none",
                 "Uninstall or upgrade flashinfer-jit-cache, or set prebuilt to set_aside.",
             )
-        found += libraries if missing else []
+        elif libraries:
+            # The answer comes from a process of the server's user, who must not have root rename what it likes.
+            known = prebuilt.find(outcome.packages, [name])
+            for library in libraries:
+                if os.path.realpath(library) not in known:
+                    raise InferenceError(library, "this library is no part of the packages, so it is not set aside", "a prebuilt module")
+            found += libraries
     return found
 
 

@@ -23,7 +23,7 @@ options:
     description: Name of the systemd unit of the server. Without it only O(url) is watched.
     type: str
   timeout:
-    description: Seconds to wait at most. With V(0) the server is looked at once.
+    description: Seconds to wait at most, beside those of a request that is under way. With V(0) the server is looked at once.
     type: int
     default: 1800
   interval:
@@ -125,7 +125,8 @@ timeline:
 server:
   description:
     - What a server that is ready says about itself, as version, model_path, tp_size and fusion.
-    - Fusion is V(active) where every rank has said so, V(requested_but_inactive), V(off), or V(unknown) where there is no log to prove it.
+    - Fusion is V(active) where every rank has said so, V(requested_but_inactive), V(off), or V(unknown) where there is no
+      log of its start to prove it.
   returned: when the server could be looked at
   type: dict
   sample:

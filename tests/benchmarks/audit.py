@@ -5,7 +5,8 @@
 
     PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/audit.py
 
-The reference is `grep -rE 'sm90|sm100|major.*9|supported_major'` over both packages, which finds lines and judges none. It
+The reference is `grep -rE 'sm90|sm100|major.*9|supported_major'` over both packages, which finds lines and judges none; in a
+UTF-8 locale, and in C as well. It
 writes to a pipe: into /dev/null it would stop at the first line of a file. Everything runs in turn in one session, each time
 in a new process, from the page cache. Processor time is shown as well, because it says more on a machine that is busy.
 """
@@ -29,6 +30,7 @@ from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
 CHECKOUT = Path(__file__).parents[2]
 FLASHINFER, SGLANG = "0.7.4", "0.5.23"
+REFERENCE = "grep, C.UTF-8"  # as in a shell of today
 PATTERN = "sm90|sm100|major.*9|supported_major"
 
 
@@ -52,7 +54,8 @@ def compare(site: Path, rounds: int) -> None:
     print(f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB; Python {platform.python_version()}, ", end="")
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, {rounds} rounds, medians")
     commands = {
-        "grep": ["grep", "-rE", PATTERN, "flashinfer", "sglang"],
+        REFERENCE: ["env", "LC_ALL=C.UTF-8", "grep", "-rE", PATTERN, "flashinfer", "sglang"],
+        "grep, C": ["env", "LC_ALL=C", "grep", "-rE", PATTERN, "flashinfer", "sglang"],
         "gate_info scope=all": [sys.executable, CHECKOUT / "plugins/modules/gate_info.py"],
         "gate_info scope=fusion": [sys.executable, CHECKOUT / "plugins/modules/gate_info.py"],
     }
@@ -64,7 +67,7 @@ def compare(site: Path, rounds: int) -> None:
             taken[title].append(run(command, site, title))
     for title, times in taken.items():
         wall, cpu = (statistics.median(values) for values in zip(*times[1:]))  # the first round fills the page cache
-        ratios = [mine[0] / its[0] for mine, its in zip(times[1:], taken["grep"][1:])]
+        ratios = [mine[0] / its[0] for mine, its in zip(times[1:], taken[REFERENCE][1:])]
         print(f"{title:24} {wall:6.2f} s wall   {cpu:6.2f} s processor   {statistics.median(ratios):5.2f} x grep's wall time")
     print(f"{'memory':24} {peak_memory(commands['gate_info scope=all'], site):6.0f} MB at the most, of all processes of scope=all together")
 

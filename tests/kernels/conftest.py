@@ -20,40 +20,47 @@ import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.blackwell.inference.plugins.modules import gate
-from ansible_collections.blackwell.inference.tests.unit.wheels import wheel
+from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
 HERE = Path(__file__).parent
 VENVS = Path(os.environ.get("BLACKWELL_KERNELS") or HERE.parents[1] / ".cache" / "kernels")
-SGLANG = "0.5.8"
+# The release beside each flashinfer: one before and one after sglang moves flashinfer's cache into its own.
+SGLANG = {"0.6.1": "0.5.8", "0.7.4": "0.5.23"}
 
 
-def _make_venv(folder: Path, *install: str, beside: Path | None = None) -> Path:
-    """Make a venv once; ``beside`` is another one whose packages it sees, too. Return its interpreter."""
+def _make_venv(folder: Path, fill: Callable[[Path, Path], None]) -> Path:
+    """Make a venv once, and fill it, given its interpreter and site-packages; return the interpreter."""
     python, done = folder / "bin/python", folder / "done"
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *install], check=True)
-        if beside:
-            (packages,) = (folder / "lib").glob("python*/site-packages")
-            (shared,) = (beside / "lib").glob("python*/site-packages")
-            (packages / "beside.pth").write_text(f"{shared}\n")
+        (packages,) = (folder / "lib").glob("python*/site-packages")
+        fill(python, packages)
         done.touch()
     return python
 
 
 @pytest.fixture(scope="session")
 def base_venv() -> Path:
-    _make_venv(VENVS / "base", "-r", str(HERE / "requirements.txt"))
+    def fill(python: Path, _packages: Path) -> None:
+        install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", HERE / "requirements.txt"]
+        subprocess.run(install, check=True)
+
+    _make_venv(VENVS / "base", fill)
     return VENVS / "base"
 
 
 @pytest.fixture(scope="session")
 def serving_python(base_venv) -> Callable[[str], Path]:
     """Give the interpreter of a venv that holds the released wheels of a flashinfer version and of sglang."""
+    (shared,) = (base_venv / "lib").glob("python*/site-packages")
 
     def serving_python(flashinfer: str) -> Path:
-        wheels = [str(wheel("flashinfer-python", flashinfer)), str(wheel("sglang", SGLANG))]
-        return _make_venv(VENVS / flashinfer, "--no-deps", *wheels, beside=base_venv)
+        def fill(_python: Path, packages: Path) -> None:
+            unpack("flashinfer-python", flashinfer, packages, "*")
+            unpack("sglang", SGLANG[flashinfer], packages, "*")
+            (packages / "beside.pth").write_text(f"{shared}\n")
+
+        return _make_venv(VENVS / f"{flashinfer}-{SGLANG[flashinfer]}", fill)
 
     return serving_python
 

@@ -32,9 +32,11 @@ def test_device_code_is_what_nvcc_was_told_and_cuobjdump_says(base_venv, cuda_ho
     assert sorted(set(cuobjdump(base_venv, library))) == sorted(f"sm_{arch.rstrip('f')}" for arch in archs)
 
 
-@pytest.mark.parametrize(("flashinfer", "arch"), [("0.6.1", "120a"), ("0.7.4", "120f")])
+@pytest.mark.parametrize(
+    ("flashinfer", "arch", "cache"), [("0.6.1", "120a", ".cache/flashinfer"), ("0.7.4", "120f", ".cache/sglang/.cache/flashinfer")]
+)
 def test_the_fusion_module_is_built_for_the_gpu_and_stays_until_something_changes(
-    flashinfer, arch, serving_python, environment, open_gates, run, base_venv
+    flashinfer, arch, cache, serving_python, environment, open_gates, run, base_venv
 ):
     python = serving_python(flashinfer)
     options = {"state": "built", "python": str(python), "environment": environment, "compute_capability": ["12.0"]}
@@ -42,6 +44,7 @@ def test_the_fusion_module_is_built_for_the_gpu_and_stays_until_something_change
     assert run(jit_cache, check=True, **options)["stale"] == [{"module": "trtllm_comm", "reason": "it is not built"}]
     (built,) = run(jit_cache, **options)["built"]
     assert built["archs"] == [f"sm_{arch}"]
+    assert built["library"] == f"{environment['HOME']}/{cache}/{flashinfer}/{arch}/cached_ops/trtllm_comm/trtllm_comm.so"
     assert cuobjdump(base_venv, built["library"]) == [f"sm_{arch.rstrip('f')}"] * 3  # one for each source
     assert not run(jit_cache, **options)["changed"]
 

@@ -59,6 +59,8 @@ def flashinfer(request) -> str:
 
 @pytest.fixture
 def tiny(flashinfer, serving_python, environment, tmp_path) -> Tiny:
+    # Here no sglang is imported that would set it.
+    environment = {**environment, "FLASHINFER_WORKSPACE_BASE": environment["HOME"]}
     return Tiny(tmp_path / "sources", serving_python(flashinfer), environment)
 
 

@@ -20,3 +20,14 @@ def test_a_server_that_is_killed_while_it_loads_is_reported_at_once(host):
     assert found["state"] == "failed"
     assert found["seconds"] < 10
     assert "killed by signal 9" in found["diagnosis"]["meaning"]
+
+
+def test_the_reason_is_found_too_while_systemd_waits_to_start_it_again(host):
+    host.check_output("echo LOAD_SECONDS=1 > /etc/simulated-engine")
+    host.check_output("sed --in-place 's/mem-fraction-static: .*/mem-fraction-static: 0.99/' /etc/sglang/sglang.yaml")
+    host.check_output("systemctl restart sglang")
+    host.check_output("timeout 20 sh -c 'until systemctl show --property SubState sglang | grep auto-restart; do sleep 0.2; done'")
+    host.check_output("sleep 2")
+    found = host.ansible("blackwell.inference.server_health", "unit=sglang.service timeout=0", check=False)
+    assert found["state"] == "failed"
+    assert found["diagnosis"]["signature"] == "gpu-memory"

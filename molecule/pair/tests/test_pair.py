@@ -20,5 +20,8 @@ def test_each_serves_on_its_own_gpus(host, name, port, gpus):
 def test_a_third_one_on_the_same_port_is_refused(host):
     host.check_output("sed 's/30100/30000/' /etc/sglang/second.yaml > /etc/sglang/third.yaml")
     host.check_output("sed 's/second/third/g; s/30100/30000/' /etc/systemd/system/second.service > /etc/systemd/system/third.service")
+    host.check_output("cp /etc/sglang/second.env /etc/sglang/third.env")
     assert host.run("systemctl start third.service").failed
-    assert "port 30000 is in use" in host.check_output("journalctl --quiet --output cat --unit third.service")
+    found = host.ansible("blackwell.inference.server_health", "unit=third.service url=http://127.0.0.1:30200 timeout=30", check=False)
+    assert (found["state"], found["diagnosis"]["signature"]) == ("failed", "preflight-refused")
+    assert "port 30000 is in use" in found["diagnosis"]["line"]

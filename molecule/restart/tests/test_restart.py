@@ -1,7 +1,7 @@
 # Copyright (c) blackwell.inference contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Restarting takes up what was patched, and needs nothing patched."""
+"""Restarting takes up what was patched, needs nothing patched, and waits for a server that takes long."""
 
 testinfra_hosts = ["ansible://blackwell-restart", "ansible://blackwell-restart-unpatched"]
 

@@ -10,6 +10,7 @@ import pytest
 testinfra_hosts = ["ansible://blackwell-serve"]
 
 KEY = "simulated-key-7f3a91"
+TOKEN = "simulated-token-5b20"  # noqa: S105  as simulated as the key
 EDITED = ["flashinfer/jit/comm.py", "sglang/srt/layers/communicator.py"]
 
 
@@ -45,17 +46,39 @@ def test_the_flags_arrived(ask):
     assert info["max_running_requests"] == 1024
 
 
-def test_the_key_is_in_one_file_that_only_the_service_reads(host):
+def test_secrets_are_in_files_that_nobody_else_reads_and_nowhere_else(host):
     config = host.file("/etc/sglang/sglang.yaml")
     assert (config.user, config.group, config.mode) == ("root", "sglang", 0o640)
-    assert KEY in config.content_string
-    places = ["/etc", "/var/lib", "/var/cache", "/var/log", "/run/systemd", "/root"]
-    assert host.run("grep --recursive --files-with-matches %s %s", KEY, " ".join(places)).stdout.split() == []
+    kept = "/var/lib/blackwell-inference/servers/sglang"  # for the way back
+    assert host.file(kept).mode == 0o700
+    places = "/etc /var/lib /var/cache /var/log /var/tmp /run/systemd /run/log /root /tmp"
+    found = host.run(f"grep --recursive --files-with-matches --regexp {KEY} --regexp {TOKEN} {places}")
+    assert sorted(found.stdout.split()) == ["/etc/sglang/sglang.env", "/etc/sglang/sglang.yaml", f"{kept}/config", f"{kept}/environment"]
+    assert {host.file(f"{kept}/{name}").mode for name in ("config", "environment")} == {0o600}
+
+
+def test_a_secret_variable_is_in_one_file_that_root_alone_reads_and_reaches_the_server(host):
+    file = host.file("/etc/sglang/sglang.env")
+    assert (file.user, file.group, file.mode) == ("root", "root", 0o600)
+    process = host.check_output("systemctl show --property MainPID --value sglang")
+    assert f"HF_TOKEN={TOKEN}" in host.check_output("tr '\\0' '\\n' < /proc/%s/environ", process).splitlines()
+    assert TOKEN not in host.check_output("systemctl show sglang")
+
+
+def test_as_many_compilers_as_fit(host):
+    process = host.check_output("systemctl show --property MainPID --value sglang")
+    [jobs] = [line for line in host.check_output("tr '\\0' '\\n' < /proc/%s/environ", process).splitlines() if line.startswith("MAX_JOBS=")]
+    assert 1 <= int(jobs.partition("=")[2]) <= int(host.check_output("nproc"))
 
 
 def test_the_key_is_in_no_process_and_no_log(host):
-    pattern = f"[{KEY[0]}]{KEY[1:]}"  # which the command line that searches for it does not match
-    assert host.run("grep --text --files-with-matches %s /proc/[0-9]*/cmdline /proc/[0-9]*/environ", pattern).stdout == ""
+    def processes_with(text):  # as a pattern that the command line that searches for it does not match
+        pattern = f"[{text[0]}]{text[1:]}"
+        return host.run("grep --text --files-with-matches %s /proc/[0-9]*/cmdline /proc/[0-9]*/environ", pattern).stdout.split()
+
+    assert processes_with(KEY) == []
+    assert len(processes_with("/etc/sglang/launch.py")) == 9  # it would be found: in the server and its ranks
+    assert all(path.endswith("/environ") for path in processes_with(TOKEN))
     assert KEY not in host.check_output("journalctl --quiet --output export")
 
 
@@ -79,6 +102,8 @@ def test_the_unit_has_its_limits(host):
 
 
 def test_all_ranks_end_with_the_service(host):
+    processes = "pgrep --full '[s]glang/launch.py'"
+    assert len(host.check_output(processes).split()) == 9
     host.check_output("systemctl stop sglang")
-    assert host.run("pgrep --full [s]glang.launch_server").stdout == ""
+    assert host.run(processes).stdout == ""
     host.check_output("systemctl start sglang")

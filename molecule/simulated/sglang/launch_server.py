@@ -8,7 +8,7 @@ and the log says what upstream says. Only the work of a GPU is made up. SETTINGS
 
     LOAD_SECONDS     how long loading the model takes (1)
     COMPILE_SECONDS  how long a JIT module takes to compile where it is not in the cache (1)
-    HANG             when requests are accepted and never answered: never, always, or fusion, while fusion is active (never)
+    HANG             when ranks hang, so that no request is answered: never, always, or fusion, while fusion is active (never)
 """
 
 from __future__ import annotations
@@ -246,6 +246,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send(401, {"error": "Unauthorized"})
         elif self.path not in self.server.routes or self.path not in ANSWERS:
             self.send(404, {"detail": "Not Found"})
+        elif self.path in HEALTH and self.server.engine.hangs():
+            # Upstream generates here, too, unless it is told not to.
+            if os.environ.get("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "true") == "true" or self.path == "/health_generate":
+                patience = int(os.environ.get("SGLANG_HEALTH_CHECK_TIMEOUT", "20"))
+                time.sleep(patience)
+                logger.error("Health check failed. Server couldn't get a response from detokenizer for last %d seconds.", patience)
+                self.send(503, "")
+            else:
+                self.send(200, "")
         elif self.path in GENERATING and self.server.engine.hangs():
             time.sleep(3600)
         else:
@@ -302,7 +311,8 @@ ANSWERS = {
     "/v1/chat/completions": chat,
     "/v1/models": models,
 }
-GENERATING = ("/generate", "/health_generate", "/v1/chat/completions")
+HEALTH = ("/health", "/health_generate")
+GENERATING = ("/generate", "/v1/chat/completions")
 
 
 if __name__ == "__main__":

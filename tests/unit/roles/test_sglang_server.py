@@ -241,7 +241,6 @@ def test_restart_alone_says_that_there_is_nothing_to_start(hosts):
 
 def preflight(*arguments: object, path: str = "/usr/bin:/bin") -> str:
     """Run the check before the start; return what it says, "" where the server may start."""
-    arguments = (*arguments, "/dev/null") if len(arguments) == 4 else arguments
     script = (HOST_FILES / "preflight.sh").read_text().replace("PATH=/usr/local/sbin", f"PATH={path}:/usr/local/sbin", 1)
     done = subprocess.run(["sh", "-c", script, "preflight", *map(str, arguments)], capture_output=True, text=True, check=False)
     assert (done.returncode == 0) is (done.stderr == "")

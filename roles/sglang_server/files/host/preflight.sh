@@ -34,7 +34,7 @@ if command -v nvidia-smi >/dev/null; then
   [ -z "$held" ] || refuse "other processes hold memory on $held. Find them: nvidia-smi, and ps -ef | grep sglang::"
 fi
 
-awk -v cores="$(nproc)" '/^MemAvailable:/ {
+[ -z "$5" ] || awk -v cores="$(nproc)" '/^MemAvailable:/ {
   jobs = int(($2 / 1048576 - 16) / 8)
   print "MAX_JOBS=" (jobs < 1 ? 1 : jobs > cores ? cores : jobs)
 }' /proc/meminfo > "$5"

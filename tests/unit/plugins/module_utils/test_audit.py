@@ -229,6 +229,118 @@ PYTHON = {
         "build(rubin=get_compute_capability(device) == (10, 7))\n",
         ["argument", "get_compute_capability(device) == (10, 7)", 1, 1],
     ),
+    "list that a local name holds": (
+        """\
+        def gen():
+            wanted = [9, 10]
+            return flags(supported_major_versions=wanted)
+        """,
+        ["list", "supported_major_versions=wanted", 3, 3],
+    ),
+    "set in lower case": (
+        """\
+        served = {90, 100}
+
+        def use(device):
+            major, minor = get_compute_capability(device)
+            if major * 10 + minor not in served:
+                raise ValueError
+        """,
+        ["raise", "major * 10 + minor not in served", 5, 5],
+    ),
+    "name of a name of a name": (
+        """\
+        def use(x):
+            whole = torch.cuda.get_device_capability()
+            copy = whole
+            first = copy[0]
+            if first == 10:
+                return fast(x)
+            return slow(x)
+        """,
+        ["condition", "first == 10", 5, 5],
+    ),
+    "names of the module": (
+        """\
+        _CC = torch.cuda.get_device_capability()
+        _FIRST = _CC[0]
+
+        def use(x):
+            assert _FIRST == 9
+        """,
+        ["assert", "_FIRST == 9", 5, 5],
+    ),
+    "function under another name": (
+        """\
+        ask = torch.cuda.get_device_capability
+
+        def use(x):
+            assert ask()[0] == 9
+        """,
+        ["assert", "ask()[0] == 9", 4, 4],
+    ),
+    "attribute that another one follows from": (
+        """\
+        class Backend:
+            def __init__(self):
+                self.cap = (0, 0)
+                self.cap = torch.cuda.get_device_capability()
+                self.major = self.cap[0]
+                self.fast = self.major in (9, 10)
+
+            def run(self, x):
+                assert self.fast
+        """,
+        ["assert", "self.fast, where self.fast = self.major in (9, 10)", 9, 9],
+    ),
+    "message that is one of several": (  # the other one is not in an excerpt
+        """\
+        def use(x):
+            why = check(x)
+            cc = torch.cuda.get_device_capability()
+            if x.wide:
+                why = f"the kernels for this are for {cc[0]}"
+            if why is None:
+                assert cc == (9, 0)
+        """,
+        ["assert", "cc == (9, 0)", 7, 7],
+    ),
+    "what may be None": (
+        """\
+        def use(device):
+            capability = None if device is None else device.identity.compute_capability
+            assert capability == (9, 0)
+        """,
+        ["assert", "capability == (9, 0)", 3, 3],
+    ),
+    "range()": (
+        """\
+        def use(device):
+            assert torch.cuda.get_device_capability(device)[0] in range(9, 11)
+        """,
+        ["assert", "torch.cuda.get_device_capability(device)[0] in range(9, 11)", 2, 2],
+    ),
+    "any()": (
+        "assert any([is_sm90_supported(), is_sm100_supported()])\n",
+        ["assert", "any([is_sm90_supported(), is_sm100_supported()])", 1, 1],
+    ),
+    "text of numbers": (
+        """\
+        def use(device):
+            major, minor = torch.cuda.get_device_capability(device)
+            name = f"sm_{major}{minor}"
+            assert name in ("sm_90", "sm_100")
+        """,
+        ["assert", "name in ('sm_90', 'sm_100')", 4, 4],
+    ),
+    "number of a text": (
+        """\
+        def use(device):
+            name = "".join(str(x) for x in torch.cuda.get_device_capability(device))
+            assert int(name) == 90
+        """,
+        ["assert", "int(name) == 90", 3, 3],
+    ),
 }
 
 
@@ -265,6 +377,9 @@ NO_PYTHON_GATE = {
     "older hardware": "def f(x):\n    if torch.cuda.get_device_capability() < (8, 0):\n        return slow(x)\n    return fast(x)\n",
     "of a model": 'def f(model_arch, x):\n    if model_arch == "DeepseekV3ForCausalLM":\n        x.fast()\n',
     "toolkit": "if torch.version.cuda and cuda_major == 11:\n    raise ValueError\n",
+    "a word more in a log": "def f(x):\n    if get_device_sm() >= 90:\n        log.info('new')\n    return x\n",
+    "open range": "assert torch.cuda.get_device_capability()[0] in range(9, 13)\n",
+    "open text": "def f():\n    major, minor = get_device_capability()\n    name = f'{major}{minor}'\n    assert name in ('90', '120')\n",
     "layout": 'def f(major):\n    return 1 if major == "k" else 2\n',
 }
 
@@ -317,6 +432,10 @@ CUDA = {
         6,
         False,
     ),
+    "earlier one inside a later one": (
+        "#if __CUDA_ARCH__ >= 900\n#if __CUDA_ARCH__ < 1000\nwork();\n#endif\n#endif\n", "#if __CUDA_ARCH__ < 1000", 2, False,
+    ),
+    "error": ("#if __CUDA_ARCH__ != 900\n#error only for Hopper\n#endif\n", "#if __CUDA_ARCH__ != 900", 1, False),
     "macro of a condition": ("#define IS_ARCH_90 (__CUDA_ARCH__ == 900)\n#if IS_ARCH_90\nwork();\n#endif\n", "#if IS_ARCH_90", 2, False),
 }  # fmt: skip
 
@@ -350,6 +469,8 @@ RUN_TIME = {
     "refusal": ("int sm = getSMVersion();\n  if (sm >= 120) {\n    throw std::runtime_error(\"no\");\n  }", "sm >= 120"),
     "device": ("cudaDeviceProp prop;\n  cudaGetDeviceProperties(&prop, 0);\n  if (prop.major == 9) fast(x);", "prop.major == 9"),
     "attribute": ("int cc;\n  cudaDeviceGetAttribute(&cc, cudaDevAttrComputeCapabilityMajor, 0);\n  TORCH_CHECK(cc == 9);", "cc == 9"),
+    "flag": ("bool const fast = getSMVersion() == 100;", "getSMVersion() == 100"),
+    "flag of two": ("int sm = getSMVersion();\n  int stages = (sm >= 90 && sm < 120) ? 4 : 2;", "(sm >= 90 && sm < 120)"),
     "with something unknown": ("int sm = getSMVersion();\n  if (sm == 103 && fp4) { fast(x); }", "sm == 103 && fp4"),
 }  # fmt: skip
 
@@ -366,6 +487,9 @@ NO_CUDA_GATE = {
     "comment": "// #if __CUDA_ARCH__ == 900\n// work();\n// #endif\n",
     "block comment": "/*\n#if __CUDA_ARCH__ == 900\nwork();\n#endif\n*/\n",
     "string": 'const char* text = "#if __CUDA_ARCH__ == 900";\n',
+    "text of several lines": 'auto text = R"cu(\n#if __CUDA_ARCH__ == 900\nwork();\n#endif\n)cu";\n',
+    "error for what is older": "#if __CUDA_ARCH__ < 800\n#error too old\n#endif\n",
+    "run time, open flag": "int f() {\n  bool const pdl = getSMVersion() >= 90;\n  return getSMVersion() >= 90 ? 1 : 0;\n}\n",
     "never": "#if 0\n#if __CUDA_ARCH__ == 900\nwork();\n#endif\n#endif\n",
     "host code": "#ifndef __CUDA_ARCH__\nwork();\n#endif\n",
     "open": "#if __CUDA_ARCH__ >= 900\nwork();\n#endif\n",

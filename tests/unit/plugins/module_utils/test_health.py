@@ -21,6 +21,7 @@ TIMEOUT = Answer(None, b"", "timeout")
 TEXT = Answer(200, json.dumps({"text": "12", "meta_info": {"completion_tokens": 8}}).encode(), "")
 NAN = Answer(200, json.dumps({"text": "!!!!!!!!", "meta_info": {"completion_tokens": 8}}).encode(), "")
 INFO = {"version": "0.5.8", "model_path": "m", "tp_size": 2, "enable_flashinfer_allreduce_fusion": True, "api_key": "sekret"}
+START = "server_args=ServerArgs(model_path='m', tp_size=2)"
 RANKS = [
     "[TP0] FlashInfer workspace initialized for rank 0, world_size 2",
     "[TP1] FlashInfer workspace initialized for rank 1, world_size 2",
@@ -232,7 +233,9 @@ def test_without_a_unit_the_answers_alone_count():
     ("info", "lines", "fusion"),
     [
         (INFO, RANKS, "active"),
-        (INFO, RANKS[:1], "requested_but_inactive"),
+        (INFO, [START, *RANKS[:1]], "requested_but_inactive"),
+        (INFO, [START], "requested_but_inactive"),
+        (INFO, ["Decode batch, #running-req: 3"], "unknown"),  # of a server that has run for so long that its start is forgotten
         (INFO, [*RANKS, "Failed to initialize FlashInfer workspace: x"], "requested_but_inactive"),
         ({**INFO, "enable_flashinfer_allreduce_fusion": False}, [], "off"),
         ({**INFO, "enforce_disable_flashinfer_allreduce_fusion": True}, RANKS, "off"),
@@ -247,4 +250,4 @@ def test_without_a_unit_the_answers_alone_count():
 def test_fusion_is_active_where_every_rank_says_so(info, lines, fusion):
     log = Log()
     log.add(lines)
-    assert describe(info, log, journal=True)["fusion"] == fusion
+    assert describe(info, log)["fusion"] == fusion

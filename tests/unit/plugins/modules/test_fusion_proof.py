@@ -11,10 +11,14 @@ import shutil
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from ansible_collections.blackwell.inference.plugins.module_utils._decision import differences
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import CSV_QUERY
+from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
+from ansible_collections.blackwell.inference.plugins.module_utils._proof import Server, fingerprint
 from ansible_collections.blackwell.inference.plugins.modules import fusion_proof
 from ansible_collections.blackwell.inference.tests.unit.conftest import Venv, run_module
 
@@ -101,6 +105,7 @@ def test_measures_keeps_and_does_not_measure_again(host):
     assert stat.S_IMODE(host.proof.parents[1].stat().st_mode) == 0o750
     assert record["fingerprint"]["driver"] == "580.159.04"
     assert record["fingerprint"]["links"] == {"0-1": "NV18"}
+    assert record["fingerprint"]["gates"] == {}  # all are open on an H200, as released
     assert record["fingerprint"]["packages"]["torch"] == "2.9.1"
     assert record["fingerprint"]["server"]["environment"] == {"NCCL_P2P_LEVEL": "SYS"}
     assert host.facts["strategy"] == "fusion"
@@ -135,6 +140,20 @@ def test_a_changed_host_is_measured_again(host, change, said):
     assert said in stale["measured"]["reason"]
     again = host.prove()
     assert (again["status"], again["measured"]["strategy"]) == ("measured", "fusion")
+
+
+def test_an_opened_gate_changes_what_was_measured(venv):
+    server = Server(str(venv.make_interpreter().python), None, {}, 8, 6144)
+    inventory = SimpleNamespace(compute_capabilities=["12.0"], driver_version="580.95.05", gpus=[], links=[])
+
+    def now() -> dict:
+        return fingerprint(server, inventory, locate(server.python), str(venv.state))
+
+    before = now()
+    venv.gate("open")
+    assert "gates sglang.fusion.applies was closed and is opened" in differences(before, now())
+    venv.gate("restored")
+    assert differences(before, now()) == []
 
 
 def test_changed_options_are_measured_again_and_force_always(host):

@@ -371,6 +371,18 @@ def test_a_prebuilt_library_is_set_aside_and_put_back(host, prebuilt):
     assert not host.run(state="absent")["changed"]
 
 
+def test_a_library_outside_the_packages_is_never_renamed(host, prebuilt, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(prebuilt.parents[1], elsewhere)
+    prebuilt.parents[2].joinpath("__init__.py").write_text(
+        f'__version__ = "{host.version}"\ndef get_jit_cache_dir():\n    return {str(elsewhere)!r}\n'
+    )
+    library = elsewhere / "trtllm_comm/trtllm_comm.so"
+    result = host.run(prebuilt="set_aside")
+    assert result["msg"] == f"{library}: this library is no part of the packages, so it is not set aside; expected a prebuilt module."
+    assert library.exists()
+
+
 @both_releases
 def test_a_prebuilt_library_with_code_for_the_gpu_is_as_good_as_built(host, prebuilt):
     prebuilt.write_bytes(shared_library("sm_90a", "sm_120f"))

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import json
+import stat
+from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.blackwell.inference.plugins.module_utils._proof_benchmark import samples
+from ansible_collections.blackwell.inference.plugins.module_utils._proof_benchmark import Load, arguments, samples
 from ansible_collections.blackwell.inference.plugins.modules import server_benchmark
 from ansible_collections.blackwell.inference.tests.unit.conftest import run_module
+from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
 SIMULATED = '''\
 """Simulated: in place of sglang.bench_serving. Says what it was asked, and figures that follow from the seed; there is no server."""
@@ -51,7 +54,7 @@ def bench(tmp_path, venv):
     venv.make_interpreter()
     venv.path("sglang/bench_serving.py").write_text(SIMULATED)
     smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho '300.00, 1980, 90'\necho '[N/A], 1960, 80'\nexec sleep 60\n")
+    smi.write_text("#!/bin/sh\necho '300.00, 600.00, 1980, 90'\necho '[N/A], 600.00, 1960, 80'\nexec sleep 60\n")
     smi.chmod(0o755)
 
     def run(check=False, lost=0, **options):
@@ -63,6 +66,7 @@ def bench(tmp_path, venv):
             "concurrency": [1, 4],
             "executable": str(smi),
             "environment": environment,
+            "state_dir": str(tmp_path / "state"),
         }
         result = run_module("server_benchmark", {**defaults, **options}, check=check)
         return result, [json.loads(line) for line in asked.read_text().splitlines()] if asked.exists() else []
@@ -72,7 +76,7 @@ def bench(tmp_path, venv):
 
 def test_runs_each_load_three_times_after_a_cold_run(bench):
     result, asked = bench()
-    assert result["changed"] is False
+    assert result["changed"] is True
     assert result["benchmark"] == [
         {"strategy": "nccl", "concurrency": 1, "tokens_per_s": [101, 102, 103], "acceptance": 2.7},
         {"strategy": "nccl", "concurrency": 4, "tokens_per_s": [401, 402, 403], "acceptance": 2.7},
@@ -85,8 +89,29 @@ def test_runs_each_load_three_times_after_a_cold_run(bench):
 
 
 def test_samples_are_means_over_what_the_driver_knows():
-    assert samples("300.00, 1980, 90\n[N/A], 1960, 80\nnonsense\n") == {"power_w": 300.0, "sm_mhz": 1970.0, "utilization": 85.0}
-    assert samples("") == {"power_w": None, "sm_mhz": None, "utilization": None}
+    found = {"power_w": 300.0, "power_limit_w": 600.0, "sm_mhz": 1970.0, "utilization": 85.0}
+    assert samples("300.00, 600.00, 1980, 90\n[N/A], 600.00, 1960, 80\nnonsense\n") == found
+    assert samples("") == dict.fromkeys(found)
+
+
+def test_keeps_the_runs_of_a_configuration_together(bench):
+    first, _asked = bench(runs=1, configuration={"tp": 8, "fusion": "off"})
+    again, _asked = bench(runs=2, configuration={"fusion": "off", "tp": 8})
+    other, _asked = bench(runs=1, configuration={"fusion": "off", "tp": 4})
+    third, _asked = bench(runs=1, configuration={"fusion": "off", "tp": 8}, strategy="fusion")
+    paths = [Path(result["benchmark_file"]) for result in (first, again, other, third)]
+    assert paths[0] == paths[1] and len({*paths}) == 3
+    record = json.loads(paths[0].read_text())
+    assert [session["runs"] for session in record["sessions"]] == [first["runs"], again["runs"]]
+    assert record["sessions"][0]["load"] == {"input_tokens": 1024, "output_tokens": 256, "requests_per_stream": 4}
+    assert (record["strategy"], record["configuration"]) == ("nccl", {"tp": 8, "fusion": "off"})
+    assert stat.S_IMODE(paths[0].stat().st_mode) == 0o640
+
+
+def test_the_benchmark_has_the_environment_of_the_server_and_no_other(bench, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "another")
+    _result, asked = bench(runs=1)
+    assert asked[0]["key"] is None
 
 
 def test_works_without_nvidia_smi(bench):
@@ -108,12 +133,24 @@ def test_the_key_reaches_the_benchmark_and_nothing_else(bench):
         ({"lost": 1}, "sglang.bench_serving: 3 of 4 requests were answered; expected all of them. Read the server's log."),
         ({"runs": 0}, "runs: 0; expected a positive number."),
         ({"concurrency": [0]}, "concurrency: [0]; expected positive numbers, e.g. [1, 64]."),
-        ({"python": "/nonexistent/python"}, "python: /nonexistent/python cannot be run"),
+        ({"python": "/nonexistent/python"}, "cannot run /nonexistent/python (No such file or directory)"),
+        ({"user": "nobody-yet"}, "user: nobody-yet does not exist on this host; expected the user that the server runs as."),
     ],
 )
 def test_what_goes_wrong_gets_one_line(bench, options, said):
     result, _asked = bench(**options)
     assert said in result.msg
+
+
+@pytest.mark.parametrize("release", ["0.5.8", "0.5.23"])
+def test_the_benchmark_of_a_release_knows_the_options_and_has_the_figures(release, tmp_path):
+    unpack("sglang", release, tmp_path, "sglang/bench_serving.py", "sglang/benchmark/*.py")
+    text = "".join(path.read_text() for path in tmp_path.rglob("*.py") if path.name in ("bench_serving.py", "serving.py"))
+    flags = [word for word in arguments("http://127.0.0.1", Load(1, 1, 1), 1, 0, "out") if word.startswith("--")]
+    assert [flag for flag in flags if f'"{flag}"' not in text] == []
+    for figure in ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "accept_length", "completed"):
+        assert f'"{figure}": ' in text
+    assert '"OPENAI_API_KEY"' in text
 
 
 def test_check_mode_puts_no_load_on_the_server(bench):

@@ -139,7 +139,7 @@ def test_secrets_in_log_lines_are_starred_out(tools):
 
 
 def test_a_long_log_is_read_at_its_beginning_and_at_its_end(tools, tmp_path):
-    path = tools({**FAILED, "InvocationID": "4f2a"})
+    path = tools({**FAILED, "InvocationID": "4f2a", "Id": "sglang.service"})
     journalctl = """#!/bin/sh
 echo "$*" >> "$0.asked"
 case "$*" in
@@ -149,7 +149,7 @@ case "$*" in
 esac
 """
     (tmp_path / "bin/journalctl").write_text(journalctl)
-    result = run(path, unit="sglang.service", url="http://127.0.0.1:1", timeout=0)
+    result = run(path, unit="sglang", url="http://127.0.0.1:1", timeout=0)
     assert result["diagnosis"]["signature"] == "moe-gemm-not-usable"
     first, second, third = (tmp_path / "bin/journalctl.asked").read_text().splitlines()
     # those of the last start, which systemd may already have ended
