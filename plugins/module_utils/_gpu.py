@@ -338,7 +338,7 @@ def parse_xml(text: str) -> tuple[list[Card], Optional[str]]:
 
 
 def parse_matrix(text: str) -> dict[tuple[int, int], str]:
-    """Read a matrix that ``nvidia-smi topo`` prints: the cell of each pair of GPUs, the lower one first, whatever other columns there are."""
+    """Read a matrix that ``nvidia-smi topo`` prints: the cell of each pair of GPUs, the lower first, whatever other columns there are."""
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)  # the header is underlined
     lines = [[cell.strip() for cell in line.split("\t")] for line in plain.splitlines()]
     header = next((line for line in lines if "GPU0" in line[1:]), [])
