@@ -9,15 +9,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ansible.errors import AnsibleFilterError
 from ansible_collections.blackwell.inference.plugins.module_utils._decision import decide
+from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.plugin_utils import _plots
 
 
 def proof_decision(record: Any) -> dict[str, Any]:
     """Return what followed from a record of fusion_proof when it was measured."""
     if not isinstance(record, dict) or "probe" not in record:
-        raise AnsibleFilterError("proof_decision: this is no record of fusion_proof; expected the content of proofs/NAME.json.")
+        raise InferenceError("proof_decision", "this is no record of fusion_proof", "the content of proofs/NAME.json")
     decision = decide(record["probe"], benchmark=record.get("benchmark"))
     return {**decision._asdict(), "candidates": {name: verdict._asdict() for name, verdict in decision.candidates.items()}}
 
@@ -29,12 +29,10 @@ def plotted(name: str, plot: Callable[[Any], str]) -> Callable[[Any], str]:
         try:
             return plot(measured)
         except ImportError:
-            raise AnsibleFilterError(
-                f"{name}: matplotlib is not installed for {sys.executable}; expected it on the controller. Install it: "
-                f"{sys.executable} -m pip install matplotlib"
-            ) from None
+            found = f"matplotlib is not installed for {sys.executable}"
+            raise InferenceError(name, found, "it on the controller", f"Install it: {sys.executable} -m pip install matplotlib") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise AnsibleFilterError(f"{name}: {error!s} found; expected what the collection's modules keep.") from None
+            raise InferenceError(name, f"it cannot be drawn ({error!s})", "what the collection's modules keep") from None
 
     return draw
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ansible_collections.blackwell.inference.plugins.module_utils import _audit_cuda as cuda
 from ansible_collections.blackwell.inference.plugins.module_utils import _audit_python as python
+from ansible_collections.blackwell.inference.plugins.module_utils import _audit_runtime as runtime
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import excerpt
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_files import Buffer, Exchange, on_every_core, sources
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_path import OPTION
@@ -110,13 +111,14 @@ class _Search:
             self._option_files.append(file)
         try:
             tree = excerpt(raw)
+            found = [python.judged(tree, file, host) for host in self._hosts] if tree else []
         except SyntaxError as error:
             self._undecided.append(Undecided(file, error.lineno or 1, f"not read: {error.msg}", ""))
             return
-        if tree is None:
+        except RecursionError:
+            self._undecided.append(Undecided(file, 1, "not read: nested too deeply", ""))
             return
-        for host in self._hosts:
-            closed, undecided = python.judged(tree, file, host)
+        for closed, undecided in found:
             self._closed.setdefault(file, []).extend(Closed(file, *item) for item in closed)
             self._undecided.extend(Undecided(file, *item) for item in undecided)
 
@@ -136,11 +138,11 @@ class _Search:
             self._later.append((file, names, judged))
         elif names:
             self._later.append((file, names, True))
-        if (length > _KERNEL_SOURCE or file.endswith(".cu")) and not cuda.holds_host_code(raw, length):
+        if (length > _KERNEL_SOURCE or file.endswith(".cu")) and not runtime.holds_host_code(raw, length):
             return
-        if cuda.may_check(raw, length):
+        if runtime.may_check(raw, length):
             for host in self._hosts:
-                self._add(file, length, cuda.closed_checks(raw, length, host))
+                self._add(file, length, runtime.closed_checks(raw, length, host))
 
     def _groups(self, file: str, length: int, found: cuda.Structure) -> None:
         kept = [item for item in self._closed.pop(file, []) if item.kind != "preprocessor"]

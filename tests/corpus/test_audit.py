@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import csv
 import shutil
+import textwrap
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from ansible_collections.blackwell.inference.plugins.module_utils._audit import search
 from ansible_collections.blackwell.inference.tests.corpus.test_releases import to_open
+from ansible_collections.blackwell.inference.tests.unit.plugins.module_utils import test_audit as plant
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
 HERE = Path(__file__).parent
@@ -57,6 +59,24 @@ def test_labels_are_complete():
     assert len(LABELLED) >= 150 and len({row["release"] for row in LABELLED}) >= 3
     assert all(row["label"] in ("closed", "other") and row["reason"] for row in LABELLED)
     assert len({(row["release"], row["file"], row["line"]) for row in LABELLED}) >= 0.95 * len(LABELLED)
+
+
+@pytest.mark.parametrize("release", ["0.6.12+0.5.14", "0.7.2+0.5.22"])
+def test_gates_that_are_planted_in_long_files_are_found(tmp_path, release):
+    flashinfer, sglang = release.split("+")
+    unpack("flashinfer-python", flashinfer, tmp_path, *(f"flashinfer/{pattern}" for pattern in SOURCES))
+    unpack("sglang", sglang, tmp_path, "sglang/*.py")
+    planted = []
+    for pattern, snippets in (("sglang/srt/**/*.py", plant.PYTHON), ("flashinfer/data/include/**/*.cuh", plant.CUDA)):
+        longest = sorted(tmp_path.glob(pattern), key=lambda path: path.stat().st_size, reverse=True)
+        for path, (name, (text, *expected)) in zip(longest, snippets.items()):
+            before = path.read_text() + "\n"
+            path.write_text(before + textwrap.dedent(text))
+            line = expected[0][2] if snippets is plant.PYTHON else expected[1]
+            if line:  # else it is none
+                planted.append((name, str(path.relative_to(tmp_path)), before.count("\n") + line))
+    found = {(item.file, item.line) for item in search({"flashinfer": str(tmp_path), "sglang": str(tmp_path)}, [(12, 0)]).closed}
+    assert len(planted) > 40 and [(name, file, line) for name, file, line in planted if (file, line) not in found] == []
 
 
 def test_exactly_the_gates_that_keep_fusion_shut_block_it(pair, host):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible.errors import AnsibleFilterError
 from ansible_collections.blackwell.inference.plugins.filter import proof
+from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.plugin_utils import _plots
 
 ROOT = Path(__file__).parents[4]
@@ -92,14 +92,14 @@ def test_the_decision_is_that_of_the_record():
     [("probe_plot", {}), ("probe_plot", None), ("probe_plot", {"stages": {}}), ("benchmark_plot", []), ("proof_decision", {})],
 )
 def test_what_cannot_be_drawn_gets_one_line(name, measured):
-    with pytest.raises(AnsibleFilterError) as error:
+    with pytest.raises(InferenceError) as error:
         FILTERS[name](measured)
     assert name in str(error.value) and "\n" not in str(error.value)
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(AnsibleFilterError) as error:
+    with pytest.raises(InferenceError) as error:
         FILTERS["probe_plot"](json.loads(TIMED[0].read_text()))
     assert str(error.value).endswith(f"Install it: {sys.executable} -m pip install matplotlib")
 

@@ -536,6 +536,20 @@ def test_a_file_that_is_no_python_is_undecidable(tmp_path):
     assert (item.file, item.line, item.expression.partition(":")[0]) == ("kernels/a.py", 1, "not read")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if a:\n    b()\n" + "elif get_device_sm() == 90 and c:\n    d()\n" * 2000,
+        f"assert get_device_sm() == {' + '.join(['x'] * 5000)}\n",
+    ],
+    ids=["elif", "sum"],
+)
+def test_a_file_that_is_nested_too_deeply_is_undecidable(tmp_path, text):
+    found = audited(tmp_path, {"kernels/a.py": text, "kernels/b.py": "assert get_device_sm() == 90\n"})
+    assert [item.file for item in found.closed] == ["kernels/b.py"]
+    assert [(item.file, item.line, item.expression) for item in found.undecided] == [("kernels/a.py", 1, "not read: nested too deeply")]
+
+
 def test_a_gate_is_closed_on_one_host_and_open_on_another(tmp_path):
     text = "assert get_device_sm() in (90, 100)\n#\n"
     assert [bool(closed(tmp_path, text, host)) for host in (SM90, (10, 0), SM103, SM120)] == [False, False, True, True]

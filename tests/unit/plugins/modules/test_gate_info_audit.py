@@ -113,7 +113,7 @@ def play(venv, tmp_path):
             text=True,
             check=False,
             cwd=tmp_path,
-            env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS), "ANSIBLE_HOME": str(tmp_path / "home")},
+            env={**os.environ, "PWD": str(tmp_path), "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS), "ANSIBLE_HOME": str(tmp_path / "home")},
         )
 
     return run
@@ -122,16 +122,23 @@ def play(venv, tmp_path):
 def test_the_playbook_fails_on_what_blocks_until_it_is_opened(venv, play, tmp_path):
     venv.install(PLANTED, releases=())
     refused = play()
-    assert refused.returncode == 2 and "6 closed gates on node1, first flashinfer/comm/mnnvl.py:" in refused.stdout, refused.stdout
+    assert refused.returncode == 2 and "closed gates on node1: 6, first flashinfer/comm/mnnvl.py:" in refused.stdout, refused.stdout
     report = (tmp_path / "reports" / "node1.md").read_text()
     assert "flashinfer.trtllm_comm.majors: open it" in report and "flashinfer/jit/mla.py" in report
     assert {row["file"] for row in json.loads((tmp_path / "reports" / "node1.json").read_text())["findings"]} >= {"flashinfer/jit/mla.py"}
 
     venv.gate()
-    passed = play(audit_packages=["vllm"], audit_baseline=str(tmp_path / "reports" / "node1.json"))
+    passed = play(audit_packages=["vllm"], audit_baseline="reports/node1.json")
     assert passed.returncode == 0, passed.stdout
     report = (tmp_path / "reports" / "node1.md").read_text()
     assert "What blocks the fused allreduce: nothing" in report
     assert "vllm/attention.py" in report and "flashinfer/jit/mla.py" not in report  # the baseline knew that one
 
-    assert "closed gate" in play(audit_fail_on="closed").stdout
+    assert "closed gates on node1" in play(audit_fail_on="closed").stdout
+
+
+@pytest.mark.parametrize("option", [{"audit_fail_on": "open"}, {"audit_baseline": "gone.json"}], ids=lambda option: next(iter(option)))
+def test_the_playbook_refuses_a_wrong_option_at_once(play, tmp_path, option):
+    refused = play(**option)
+    assert refused.returncode == 2 and "expected closed_on_path, closed, undecidable or never" in refused.stdout, refused.stdout
+    assert not (tmp_path / "reports").exists()
