@@ -136,7 +136,9 @@ def recovered(installation: Installation, author: str) -> Installation:
     """
     found: list[InstalledFile] = []
     for file in installation.files():
-        for original in map(installation.store.pristine, file.pristine_checksums) if file.foreign else ():
+        # Where neither ledger nor RECORD tells its checksum, it may have been made of any of them.
+        candidates = file.pristine_checksums if file.foreign else [] if file.pristine_checksums else installation.store.pristine_checksums()
+        for original in map(installation.store.pristine, candidates):
             edits = _possible_edits(installation, file, original, author) if original is not None else ()
             found.extend(edit for edit in edits if edit.content == file.content)
     return installation.holding(found)
@@ -263,12 +265,14 @@ def _to_open(installation: Installation, findings: list[Finding], capabilities: 
         if finding.place is None or not set(capabilities) & set(finding.gate.admits):
             continue
         if finding.verdict == "unknown" or (finding.verdict == "conflict" and not force):
-            problem = "is not recognised" if finding.verdict == "unknown" else "is in conflict"
+            conflict = finding.verdict == "conflict"
+            problem = "is in conflict" if conflict else "is not recognised"
+            remedy = installation.package(finding.gate.package).reinstall
             raise InferenceError(
                 f"{finding.place.file}:{finding.line}",
                 f"gate {finding.gate.id} {problem} ({finding.expression}; {finding.reason})",
                 f"{finding.gate.package} {finding.version} as released",
-                f"{NOTHING_CHANGED} {installation.package(finding.gate.package).reinstall}",
+                f"{NOTHING_CHANGED} {remedy}{', or run with force=true to keep that edit and open the gate' if conflict else ''}",
             )
         if finding.verdict in ("closed", "conflict"):
             targets.setdefault(finding.place.file, set()).add(finding.gate.id)
@@ -290,13 +294,17 @@ def _refuse_half(installation: Installation, capabilities: tuple[Capability, ...
 
 
 def _foreign_pristine(installation: Installation, file: InstalledFile, force: bool) -> Optional[bytes]:
-    """The pristine bytes for a file that somebody else edited; None where nothing shows that this collection edited it, too."""
+    """The pristine bytes for a file that somebody else edited; None where nothing shows that this collection edited it, too.
+
+    An open gate shows it only where no ledger is left that would name the file.
+    """
     stored = next(filter(None, map(installation.store.pristine, reversed(file.pristine_checksums))), None)
     if stored is not None and force:
         return stored
     readings = [(BY_ID[gate].admits, reading) for gate, (_shape, reading) in _readings(file).items()]
     is_open = any(reading.answer(Host(known)) for admits, reading in readings for known in admits)
-    if file.entry is None and stored is None and not is_open:
+    lost = is_open and not force and not installation.ledgers[_package(installation, file).root]
+    if file.entry is None and stored is None and not lost:
         return None
     reinstall = f"{_package(installation, file).reinstall}, or leave its gates out of the option gates."
     remedy = "Run with force=true to restore it." if stored is not None else reinstall

@@ -90,8 +90,14 @@ _PLATFORM_ATTRIBUTES: Mapping[str, Callable[[Host], object]] = {
     "is_hip": lambda host: False,
     "is_npu": lambda host: False,
     "is_xpu": lambda host: False,
+    "is_musa": lambda host: False,
+    "is_mps": lambda host: False,
+    "is_cpu": lambda host: False,
+    "has_amx": lambda host: False,
+    "has_flashinfer": lambda host: True,
     "is_sm90": _major(9),
     "is_sm100": _major(10),
+    "is_sm110": _major(11),
     "is_sm100_or_sm110": _major(10, 11),
     "is_sm120": _major(12),
     "is_blackwell": _major(10, 12),
@@ -149,7 +155,7 @@ class Scope:
         if isinstance(node, ast.Call):
             return self._call(node)
         if isinstance(node, ast.BoolOp):
-            return self._bool_op([self.value(operand) for operand in node.values], isinstance(node.op, ast.Or))
+            return self._operands(node, [self.value(operand) for operand in node.values])
         if isinstance(node, ast.Compare):
             return self._compare(node)
         if isinstance(node, ast.IfExp):
@@ -190,8 +196,9 @@ class Scope:
         dotted = dotted_name(node)
         if dotted and dotted in self.values:
             return self.values[dotted]
-        if _is_platform(node.value) and node.attr in _PLATFORM_ATTRIBUTES:
-            return _PLATFORM_ATTRIBUTES[node.attr](self.host)
+        if _is_platform(node.value):
+            known = _PLATFORM_ATTRIBUTES.get(node.attr)
+            return known(self.host) if known else Unknown(node.attr)  # a platform speaks of its GPU
         whole = self._value(node.value)
         return whole if isinstance(whole, Unknown) and whole.architecture else _named(node.attr)
 
@@ -199,6 +206,8 @@ class Scope:
         if _asks_for_multicast(node):
             return int(self.host.multicast)
         called = self._called(node.func)
+        if called == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
+            return self.value(ast.Attribute(node.args[0], str(node.args[1].value), ast.Load()))
         if isinstance(called, str) and called in _HELPERS:
             return _HELPERS[called](self.host)
         if called in ("any", "all", "bool") and len(node.args) == 1 and not node.keywords:
@@ -239,6 +248,13 @@ class Scope:
             self._worked_out[id(node)] = work_out()
         return self._worked_out[id(node)]
 
+    def _operands(self, node: ast.BoolOp, values: list[object]) -> object:
+        result = self._bool_op(values, isinstance(node.op, ast.Or))
+        if isinstance(node.op, ast.Or) and isinstance(result, Unknown):  # its architecture is refused, and something else may let it in
+            known = (operand for operand, value in zip(node.values, values) if not isinstance(value, Unknown))
+            return _unknown_of([result, Unknown(next(filter(None, map(_speaks_of_architecture, known)), ""))], result)
+        return result
+
     @staticmethod
     def _bool_op(operands: list[object], settles: bool) -> object:
         """``or`` where True ``settles`` it, ``and`` where False does."""
@@ -253,7 +269,7 @@ class Scope:
             known = not isinstance(left, Unknown) and not isinstance(right, Unknown)
             if known and not _COMPARISONS[type(comparison)](left, right):
                 return False
-        return _unknown_of(items, True)
+        return _unknown_of([*items, Unknown(_speaks_of_architecture(node))] if _unknown_of(items, None) else [], True)
 
 
 def _named(*names: str) -> Unknown:
@@ -402,7 +418,9 @@ def _run_one(statement: ast.stmt, scope: Scope, inside: _Conditions, tests: _Tes
         return _branch(statement, scope, inside, tests, collected), ()
     if isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
         doubt = statement.test if isinstance(statement, ast.While) else statement.iter
-        turn, after, exits = scope.copy(), (*tests, doubt), (ast.Return, ast.Raise, ast.Assert)
+        # Whether the else branch is run, the conditions around a break decide.
+        breaks = [part.test for part in ast.walk(statement) if isinstance(part, ast.If) and _holds_break(part)]
+        turn, after, exits = scope.copy(), (*tests, doubt, *breaks), (ast.Return, ast.Raise, ast.Assert)
         if not isinstance(statement, ast.While):
             _bind(statement.target, UNKNOWN, turn)
         left = [_run(statement.body, turn, inside, tests, collected), _run(statement.orelse, scope, inside, after, collected)]
@@ -412,7 +430,7 @@ def _run_one(statement: ast.stmt, scope: Scope, inside: _Conditions, tests: _Tes
         return True, ()  # the rest of the loop's body is left out
     if isinstance(statement, _MATCH):
         scopes = [scope.copy() for _case in statement.cases]  # type: ignore[attr-defined]
-        doubt = statement.subject  # type: ignore[attr-defined]
+        doubt = _handed_on(statement.subject)  # type: ignore[attr-defined]
         left = [
             _run(case.body, own, inside, (*tests, doubt), collected)
             for case, own in zip(statement.cases, scopes)  # type: ignore[attr-defined]
@@ -428,6 +446,16 @@ def _run_one(statement: ast.stmt, scope: Scope, inside: _Conditions, tests: _Tes
         return _try(statement, scope, inside, tests, collected), ()
     _assign(statement, scope)
     return False, ()
+
+
+@lru_cache(maxsize=1024)
+def _handed_on(subject: ast.expr) -> ast.expr:
+    """What becomes of ``subject`` in code that is not looked at, such as the patterns of a match statement."""
+    return ast.Call(ast.Name("match", ast.Load()), [subject], [])
+
+
+def _holds_break(statement: ast.stmt) -> bool:
+    return any(isinstance(part, ast.Break) for part in ast.walk(statement))
 
 
 def _branch(statement: ast.If, scope: Scope, inside: _Conditions, tests: _Tests, collected: list[Step]) -> _Leaves:

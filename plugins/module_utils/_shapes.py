@@ -74,6 +74,9 @@ def read(shape: Shape, source: Text) -> Optional[Reading]:
     return source.readings[id(shape)]  # type: ignore[return-value]
 
 
+_OTHER_OPTIONS = ("map_sm107_to_100f",)  # of a call that takes a list of majors; they leave no other GPU out
+
+
 class MajorList(NamedTuple):
     """A list of major versions that a function hands to ``call``: open where it has the host's major version."""
 
@@ -89,15 +92,21 @@ class MajorList(NamedTuple):
         calls = [node for node in _inside(function) if isinstance(node, ast.Call) and _last_name(node.func) == self.call]
         if not calls:
             return None
-        if len(calls) > 1 or any(item.arg is None for item in calls[0].keywords):
-            raise ShapeError(calls[-1].lineno, f"{self.call} is called more than once, or with **, in {self.function}")
+        if len(calls) > 1 or any(item.arg not in (self.keyword, *_OTHER_OPTIONS) for item in calls[0].keywords):
+            raise ShapeError(calls[-1].lineno, f"{self.call} is called more than once, or with other options, in {self.function}")
+        changed = _changed_later(function, calls[0])
+        if changed is not None:
+            raise ShapeError(changed.lineno, f"{one_line(source.segment(changed))} changes what {self.call} gives")
         given = next((item.value for item in calls[0].keywords if item.arg == self.keyword), None)
         majors = given or next(iter(calls[0].args), None)
         if majors is None:
             return Reading(calls[0].lineno, f"{self.call}() for every architecture", lambda host: True, nothing)
 
         def answer(host: Host) -> Optional[bool]:
-            reached = [step.scope for step in steps(function, Scope(host, source.module)) if step.node is calls[0]]
+            taken = steps(function, Scope(host, source.module))
+            if any(_doubtful(step) for step in taken if isinstance(step.node, (ast.Raise, ast.Assert))) or _helper_raises(source, taken):
+                return None
+            reached = [step.scope for step in taken if step.node is calls[0]]
             value = reached[0].value(majors) if reached else UNKNOWN
             if value is None:
                 return True
@@ -142,11 +151,15 @@ class Condition(NamedTuple):
                     views[id(_value(step.node))][scope.host.capability] = step
         asking = [node for node in conditions if depends_on_host(node, _scopes(views[id(node)]))]
         shown = (asking or conditions)[-1]
+        # What some host settles by itself is no matter of the batch size: where another one leaves it open, nothing is known.
+        settled = [node for node in asking if any(step.scope.truth(node) is True for step in views[id(node)].values())]
 
         def answer(host: Host) -> Optional[bool]:
             reached = [(node, views[id(node)][host.capability]) for node in conditions if host.capability in views[id(node)]]
             for node, step in reached:
                 if any(unresolved_architecture(part, step.scope) for part in (node, *step.undecided)):
+                    return None
+                if node in settled and step.scope.truth(node) is None:
                     return None
             shut = [node for node, step in reached if step.scope.truth(node) is False]
             return len(shut) < len(reached) and not any(node in asking for node in shut)
@@ -222,7 +235,7 @@ class NoRaise(NamedTuple):
             raised = raises[host.capability]
             if any(not step.undecided for step in raised):
                 return False
-            asked = any(unresolved_architecture(test, step.scope) for step in raised for test in step.undecided)
+            asked = any(_doubtful(step) for step in raised) or _helper_raises(source, reached[host.capability])
             return None if asked or any(depends(step) for step in raised) else True
 
         def depends(raised: Step) -> bool:
@@ -269,6 +282,8 @@ class MulticastQuery(NamedTuple):
         if function is None:
             return None
         calls = [node for node in _inside(function) if isinstance(node, ast.Call) and _last_name(node.func) == self.call]
+        if not calls and self.call in _mentioned_from(source, function):
+            raise ShapeError(function.lineno, f"{self.call} is called in a function that {self.function} calls")
         if not calls:
             return Reading(function.lineno, f"{self.function} makes no multicast query", lambda host: True, nothing)
         if len(calls) > 1:
@@ -474,7 +489,52 @@ def _function(source: Source, name: str) -> Optional[FunctionNode]:
     found = source.functions(name)
     if len(found) > 1:
         raise ShapeError(found[1].lineno, f"{len(found)} functions are called {name}")
-    return found[0] if found else None
+    if not found:
+        return None
+    function = found[0]
+    wrapped = [item for item in function.decorator_list if dotted_name(item) not in ("staticmethod", "classmethod")]
+    if wrapped:
+        raise ShapeError(wrapped[0].lineno, f"{name} is wrapped in @{one_line(source.segment(wrapped[0]))}")
+    if "." not in name and function in source.tree.body and source.module.get(name) is not function:
+        raise ShapeError(function.lineno, f"{name} is bound to something else, too")
+    return function
+
+
+def _doubtful(step: Step) -> bool:
+    """Whether an architecture decides if ``step`` is reached, and it cannot be told how."""
+    return any(unresolved_architecture(test, step.scope) for test in step.undecided)
+
+
+def _helper_raises(source: Source, taken: Iterable[Step], depth: int = 3) -> bool:
+    """Whether a function of the same file that is called on the way may raise, as far as the host has a say in it."""
+    for step in taken:
+        called = source.module.get(step.node.func.id) if isinstance(step.node, ast.Call) and isinstance(step.node.func, ast.Name) else None
+        if isinstance(called, (ast.FunctionDef, ast.AsyncFunctionDef)) and isinstance(step.node, ast.Call):
+            given = dict(zip((item.arg for item in called.args.args), map(step.scope.value, step.node.args)))
+            given.update({item.arg: step.scope.value(item.value) for item in step.node.keywords if item.arg})
+            inside = steps(called, step.scope.copy(given))
+            raises = [item for item in inside if isinstance(item.node, (ast.Raise, ast.Assert))]
+            if any(not item.undecided or _doubtful(item) for item in raises) or (depth and _helper_raises(source, inside, depth - 1)):
+                return True
+    return False
+
+
+def _changed_later(function: FunctionNode, call: ast.Call) -> Optional[ast.stmt]:
+    """The statement that gives the name which holds what ``call`` returned another value, if there is one."""
+    statements = [node for node in _inside(function) if isinstance(node, (ast.Assign, ast.AnnAssign))]
+    holders = {name for node in statements if call in ast.walk(node) for name in _stored([node])}
+    return next((node for node in statements if call not in ast.walk(node) and _stored([node]) & holders), None)
+
+
+def _mentioned_from(source: Source, function: FunctionNode) -> set[str]:
+    """Every name that ``function`` uses, or a function of the same file that it uses in turn."""
+    found: set[str] = set()
+    pending = [function]
+    while pending:
+        words = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(pending.pop())} - found
+        found |= words
+        pending.extend(other for word in words for other in source.functions(word))
+    return found
 
 
 def _inside(function: FunctionNode) -> Iterator[ast.AST]:

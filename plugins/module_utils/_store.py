@@ -108,6 +108,13 @@ class Store:
             return None
         return content if checksum(content) == sha256 else None
 
+    def pristine_checksums(self) -> list[str]:
+        """The checksums of all stored bytes."""
+        try:
+            return sorted(os.listdir(os.path.join(self.folder, "pristine")))
+        except OSError:
+            return []
+
     def keep_pristine(self, content: bytes) -> None:
         """Store ``content`` under its checksum."""
         if self.pristine(checksum(content)) is None:

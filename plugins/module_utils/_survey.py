@@ -21,6 +21,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._shapes import
 from ansible_collections.blackwell.inference.plugins.module_utils._source import Source, Text
 from ansible_collections.blackwell.inference.plugins.module_utils._store import Entry, Store, checksum, recorded_checksums
 
+_BY_OTHERS = "edited by someone else"
 VERDICTS = ("open", "opened", "closed", "absent", "not_admitted", "unknown", "conflict")
 _FUSION_FILES = {place.file for gate in GATES for place in gate.places} | {use.file for gate in GATES for use in gate.path}
 
@@ -230,17 +231,18 @@ def _judge(gate: Gate, reading: Reading, capabilities: tuple[Capability, ...], f
     if None in answers.values():
         return "unknown", _unknown(gate, version)
     closed = [capability for capability, is_open in answers.items() if not is_open]
-    to_open = [capability for capability in closed if capability in gate.admits]
-    if to_open and file.foreign:
+    # The ranks of a server must agree, so a gate that would stay closed for one of them is not opened for the others.
+    refused = [capability for capability in closed if capability not in gate.admits]
+    if refused:
+        return "not_admitted", f"closed for {spelled(refused)}: {gate.refuses}"
+    if closed and file.foreign:
         return "conflict", "the file is not as released, not by this collection, and the gate is closed in it"
-    if to_open:
-        return "closed", gate.admits[to_open[0]]
     if closed:
-        return "not_admitted", f"closed for {spelled(closed)}: {gate.refuses}"
+        return "closed", gate.admits[closed[0]]
     if file.ours and file.entry is not None and gate.id in file.entry.gates:
         return "opened", "by this collection"
     if file.foreign:
-        return "open", "edited by someone else"
+        return "open", _BY_OTHERS
     return "open", "as released"
 
 
@@ -273,8 +275,14 @@ def spelled(capabilities: Iterable[Capability]) -> str:
 
 def half_open(findings: Iterable[Finding]) -> list[str]:
     """Sentences on gates that are open while one that they need is not: such a server crashes or computes nonsense."""
+    findings = list(findings)
     verdicts = {finding.gate.id: finding.verdict for finding in findings}
-    counted = {gate for gate, verdict in verdicts.items() if verdict == "opened" or (verdict == "open" and not BY_ID[gate].optional)}
+    # An optional gate that is open as released lies on nobody's path; one that was opened is meant to be used.
+    counted = {
+        finding.gate.id
+        for finding in findings
+        if finding.verdict == "opened" or (finding.verdict == "open" and (not finding.gate.optional or finding.reason == _BY_OTHERS))
+    }
     return [
         f"{gate} is {verdict}, and {need}, which it needs, is {verdicts[need]}"
         for gate, verdict in verdicts.items()

@@ -41,6 +41,8 @@ options:
   compute_capability:
     description:
       - Compute capabilities of the host's GPUs, for example V(12.0). On a mixed host a gate is as closed as it is for any of them.
+      - Where one of them would stay closed, the gate is left closed for all, as the ranks of a server have to agree. Name those of the
+        GPUs that serve together.
       - With O(state=open), asked from C(nvidia-smi) by default. A host without GPUs has nothing to open.
       - With O(state=restored) it only decides what the returned verdicts are about, by default every capability that may be opened.
     type: list
@@ -237,6 +239,8 @@ from ansible_collections.blackwell.inference.plugins.module_utils._version impor
 
 def run(module: AnsibleModule) -> dict:
     parameters = module.params
+    if parameters["lock_timeout"] < 0:
+        raise InferenceError("lock_timeout", str(parameters["lock_timeout"]), "seconds to wait, 0 or more")
     opening = parameters["state"] == "open"
     gates = options.gates(parameters)
     # What was opened is undone whatever GPUs the host has by now, and whatever its driver says.

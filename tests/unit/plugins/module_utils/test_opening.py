@@ -67,10 +67,13 @@ def test_a_mixed_host_is_as_closed_as_its_worst_gpu_and_opened_for_it(venv):
     assert verdict(venv, MAJORS, compute_capability=["9.0"]) == "opened"
 
 
-def test_beside_a_12_1_the_gates_of_sglang_stay_shut_for_it(venv):
-    result = venv.gate(compute_capability=["12.0", "12.1"])
-    assert result.verdicts()[APPLIES] == "not_admitted" and verdict(venv, APPLIES) == "opened"
-    assert not venv.gate(compute_capability=["12.0", "12.1"])["changed"]
+@pytest.mark.parametrize("other", ["12.1", "8.9"])
+def test_beside_a_gpu_that_nothing_is_opened_for_nothing_is_opened(venv, other):
+    result = venv.gate(compute_capability=["12.0", other])
+    assert not result["changed"] and venv.is_pristine() and {result.verdicts()[gate] for gate in OPENED} == {"not_admitted"}
+    venv.gate()
+    result = venv.gate(compute_capability=["12.0", other])
+    assert result.verdicts()[APPLIES] == "not_admitted" and not result["changed"] and verdict(venv, APPLIES) == "opened"
 
 
 def test_a_host_without_gpus_has_nothing_to_open(venv):
@@ -191,13 +194,36 @@ def test_an_edit_on_top_of_ours_in_a_file_that_is_not_asked_for_does_not_matter(
     assert "Mine" in venv.path(COMM).read_text()
 
 
-def test_what_somebody_else_opened_stands_in_the_way_of_restoring_only_where_it_is_asked_for(venv):
+def test_what_somebody_else_opened_is_left_to_them_while_the_rest_is_restored(venv):
     edit(venv, COMMUNICATOR, "(_is_sm90_supported or _is_sm100_supported)\n", "True\n")
+    theirs = venv.path(COMMUNICATOR).read_text()
     venv.gate()
+    result = venv.gate("restored")
+    assert venv.path(COMMUNICATOR).read_text() == theirs and result.verdicts()[APPLIES] == "open"
+    assert venv.path(COMM).read_text() == SOURCES[COMM] and venv.remembered() == []
+
+
+def test_where_nothing_is_remembered_what_is_open_in_no_released_form_is_refused(venv):
+    edit(venv, COMMUNICATOR, "(_is_sm90_supported or _is_sm100_supported)\n", "True\n")
     with pytest.raises(InferenceError, match=r"communicator\.py: it is not as released.*, or leave its gates out of the option gates\."):
         venv.gate("restored")
-    venv.gate("restored", gates=[gate for gate in OPENED if gate != APPLIES])
-    assert venv.path(COMM).read_text() == SOURCES[COMM] and venv.remembered() == []
+    assert not venv.gate("restored", force=True)["changed"]
+
+
+def test_without_ledger_and_record_the_stored_bytes_lead_back(venv):
+    for record in venv.site.glob("*.dist-info/RECORD"):
+        record.unlink()
+    venv.gate()
+    lose_ledger(venv)
+    assert verdict(venv, APPLIES) == "opened"
+    lose_ledger(venv)
+    assert venv.gate("restored")["changed"] and venv.is_pristine()
+
+
+def test_a_conflict_names_the_way_that_keeps_the_edit(venv):
+    edit(venv, COMMUNICATOR, "def decoy", "def changed")
+    with pytest.raises(InferenceError, match=r"is in conflict .* or run with force=true to keep that edit and open the gate"):
+        venv.gate()
 
 
 # What happened in between
@@ -405,3 +431,8 @@ def test_a_package_without_record_opens_and_restores(venv):
 def test_neighbours_in_any_encoding_do_not_matter(venv):
     venv.path("sglang/srt/layers/latin.py").write_bytes(b"name = '\xe9'\r\n")
     assert venv.gate()["summary"]["opened"] == 6
+
+
+def test_a_time_to_wait_is_no_less_than_none(venv):
+    with pytest.raises(InferenceError, match=r"^lock_timeout: -1; expected seconds to wait, 0 or more"):
+        venv.gate(lock_timeout=-1)

@@ -438,6 +438,51 @@ VARIANTS = {
         ],
     },
 }
+# Places that a gate may move to and where it is not followed, all of them closed at 12.0.
+_PLATFORM = "    from sglang.srt.utils import get_platform\n"
+_MATCH = f"{_PLATFORM}    match get_platform().device_sm:\n        case 90 | 100 | 103:\n            pass\n        case _:\n            "
+_LOOP = (
+    f"{_PLATFORM}    for number in (90, 100, 103):\n        if get_platform().device_sm == number:\n            break\n    else:\n        "
+)
+_ONLY = "(lambda function: lambda *given: (is_sm90_supported() or is_sm100_supported()) and function(*given))"
+_DEFINITION, _DECOY = "def apply_flashinfer_allreduce_fusion(batch_size: int):\n", "def decoy():\n"
+_GENERATE, _SIGNATURE = "def gen_trtllm_comm_module():\n", "def _resolve_backend(backend, is_multi_node=False):\n"
+_RESOLVE = f"{_SIGNATURE}{_IF}"
+_REQUIRE = f"def _require():\n    if {_TEST}:\n        raise ValueError\n\n\n"
+MOVED = {
+    MAJORS: {
+        '(supported_major_versions=[9, 10])\n    return gen_jit_spec("trtllm': [
+            '(supported_major_versions=[9, 10], excluded_major_versions=[12])\n    return gen_jit_spec("trtllm',
+            '(supported_major_versions=[9, 10])\n    flags = context.without(flags, [12])\n    return gen_jit_spec("trtllm',
+        ],
+        _GENERATE: [f"{_GENERATE}    if not any(major in (9, 10) for major in context.TARGET_CUDA_ARCHS):\n        raise RuntimeError\n"],
+    },
+    APPLIES: {
+        _DEFINITION: [
+            f"@{_ONLY}\n{_DEFINITION}",
+            f"{_DEFINITION}{_MATCH}return False\n",
+            f"{_DEFINITION}{_LOOP}return False\n",
+            f"{_DEFINITION}{_PLATFORM}    if not getattr(get_platform(), 'is_sm90'):\n        return False\n",
+        ],
+        _DECOY: [f"apply_flashinfer_allreduce_fusion = {_ONLY}(apply_flashinfer_allreduce_fusion)\n\n\n{_DECOY}"],
+        _BOTH: ["({}.get('fuse') or _is_sm90_supported or _is_sm100_supported)\n        and"],
+    },
+    BACKEND: {
+        _IF: [f"{_MATCH}raise", f"{_LOOP}raise", f"{_PLATFORM}    if not getattr(get_platform(), 'is_sm90'):\n        raise"],
+        _RESOLVE: [
+            f"{_REQUIRE}{_SIGNATURE}    _require()\n    if False:\n        raise",
+            f"{_REQUIRE}{_SIGNATURE}    is_sm90_supported() or _require()\n    if False:\n        raise",
+            f"@{_ONLY}\n{_RESOLVE}",
+        ],
+    },
+    DEVICE: {
+        _UNSUPPORTED: ["        _require(supported)\n        if False:\n            raise"],
+    },
+}
+for _gate, _variants in MOVED.items():
+    for _old, _news in _variants.items():
+        VARIANTS[_gate].setdefault(_old, []).extend(_news)
+_NOT_FOLLOWED = [(gate, old, new) for gate, variants in MOVED.items() for old, news in variants.items() for new in news]
 _ALL = [(gate, old, new) for gate, variants in VARIANTS.items() for old, news in variants.items() for new in news]
 
 
@@ -446,6 +491,26 @@ def test_other_code_is_understood_as_it_runs_or_refused(gate, old, new):
     text = SOURCES[place(gate).file]
     assert text.count(old) == 1
     check_variant(gate, text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("gate", "old", "new"),
+    [
+        *_NOT_FOLLOWED,
+        (APPLIES, _BOTH, "get_platform().supports_fusion\n        and"),
+        (BACKEND, _TEST, "not get_platform().supports_fusion"),
+        (PREFLIGHT, _QUERY, "error, mc_granularity = _ask(driver, mc_prop)"),
+    ],
+)
+def test_a_gate_that_moved_out_of_sight_is_never_called_open(gate, old, new):
+    helper = "def _ask(driver, mc_prop):\n    return driver.cuMulticastGetGranularity(mc_prop)\n\n\n"
+    helper += "def _require(supported=None):\n    if not supported:\n        raise RuntimeError\n\n\n" if gate == DEVICE else ""
+    text = SOURCES[place(gate).file]
+    assert text.count(old) == 1
+    content = (helper + text.replace(old, new)).encode()
+    with contextlib.suppress(ShapeError):
+        edited = compose(file_of(gate, content), [gate], (SM120,))
+        assert edited != content or answers(gate, edited)[SM120] is not True
 
 
 @pytest.mark.parametrize("gate", OPENED)

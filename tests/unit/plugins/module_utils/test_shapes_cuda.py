@@ -237,5 +237,12 @@ def test_a_prebuilt_library_without_the_code_is_told(venv):
     assert again.verdicts()["flashinfer.trtllm_comm.prebuilt"] == "open" and again["half_open"] == []
 
 
+def test_guards_that_were_opened_by_hand_alone_are_told(venv):
+    path = venv.path(KERNELS)
+    path.write_text(path.read_text().replace(" && (__CUDA_ARCH__ < 1200)", ""))
+    told = venv.gate(check=True)["half_open"]
+    assert told and all(sentence.startswith(f"{SET[0]} is open, and {gate}") for sentence, gate in zip(told, SET[1:]))
+
+
 def test_nothing_in_the_optional_set_is_needed_by_fusion():
     assert not any(set(gate.needs) & set(SET) for gate in BY_ID.values() if not gate.optional)
