@@ -41,7 +41,7 @@ kernels: $(VENV)/tests.done ## Build the fusion kernels for SM120 with nvcc; nee
 	pytest tests/kernels -s
 
 clean: ## Remove all that the other targets have made
-	rm -rf $(VENV) .cache .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis demo/host dist tests/output
+	rm -rf $(VENV) .cache .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis demo/host dist audit proof tests/output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/controller.done: requirements.txt

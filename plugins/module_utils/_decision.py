@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Optional
 SCHEMA_VERSION = 1
 REQUIRED_GAIN = 0.05
 CANDIDATES = ("fusion", "pcie_ipc")
-HOW_TO_MEASURE = "Measure it: ansible-playbook site.yml --tags prove"
+HOW_TO_MEASURE = "Measure it: ansible-playbook blackwell.inference.site --tags prove"
 
 Json = Mapping[str, Any]
 

@@ -76,7 +76,7 @@ def check(flags: list[Flag], arguments: dict[str, Any], hidden: tuple[str, ...] 
         if value is None:
             continue
         if name in SECRETS:
-            result.invalid.append(f"{given}: it is a secret; expected outside of the checked arguments, which are logged")
+            result.invalid.append(f"{given}: it is a secret; expected in sglang_server_secrets, since options are logged")
             continue
         try:
             targets = release.translate(name, value)

@@ -28,6 +28,7 @@ options:
   allow_missing:
     description:
       - Whether a host that has no O(executable) counts as a host without GPUs. It is a failure otherwise.
+      - A path that is given and missing is a failure all the same.
     type: bool
     default: false
   environment:
@@ -323,6 +324,7 @@ problems:
       sample: false
 """
 
+import os
 import platform
 from dataclasses import asdict
 
@@ -337,7 +339,8 @@ def inventory_of(params: dict) -> Inventory:
     try:
         return query_inventory(nvidia_smi(params["executable"], params["timeout"]))
     except NvidiaSmiMissing:
-        if not params["allow_missing"]:
+        # Who gives a path has one there.
+        if not params["allow_missing"] or os.path.isabs(params["executable"]):
             raise
         return Inventory([], None, [])
 

@@ -22,7 +22,8 @@ PLAYBOOK = [{"hosts": "all", "gather_facts": False, "roles": ["blackwell.inferen
 # host -> what it shows, and the role's variables
 HOSTS = {
     "simulated": (None, {"gpu_host_nvidia_smi": str(ROOT / "demo/nvidia-smi"), "gpu_host_min_count": 8}),
-    "none": (None, {"gpu_host_nvidia_smi": "/nonexistent/nvidia-smi"}),
+    "none": (None, {"gpu_host_nvidia_smi": "no-nvidia-smi"}),
+    "wrong-path": (None, {"gpu_host_nvidia_smi": "/nonexistent/nvidia-smi"}),
     "missing": (None, {"gpu_host_nvidia_smi": "/nonexistent/nvidia-smi", "gpu_host_allow_missing": False}),
     "mixed": ("mixed-9.0-12.0", {"gpu_host_min_count": 4}),
     "mixed-allowed": ("mixed-9.0-12.0", {"gpu_host_allow_mixed": "true"}),
@@ -101,6 +102,7 @@ def test_who_is_refused(first):
     assert recap(first) == {
         "simulated": (1, 0),
         "none": (1, 0),
+        "wrong-path": (0, 1),
         "missing": (0, 1),
         "mixed": (0, 1),
         "mixed-allowed": (1, 0),

@@ -19,7 +19,7 @@ refuse() {
 
 if [ -e "$1" ] && ! changed=$(LC_ALL=C sha256sum --check --quiet --strict "$1" 2>/dev/null); then
   first=${changed%%: FAILED*} # the others fall with it
-  refuse "opened gates have changed on disk (${first:-$1}), as after a reinstall of flashinfer or sglang. Run: ansible-playbook site.yml --tags patch,cache,restart"
+  refuse "opened gates have changed on disk (${first:-$1}), as after a reinstall of flashinfer or sglang. Run: ansible-playbook blackwell.inference.site --tags patch,cache,restart"
 fi
 
 # The kernel lists sockets with their local port in hex; state 0A listens.

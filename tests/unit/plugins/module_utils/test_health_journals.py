@@ -162,7 +162,7 @@ sglang.service: A process of this unit has been killed by the OOM killer.
 sglang.service: Failed with result 'oom-kill'.
 """
 NO_GATES = """\
-blackwell.inference: opened gates have changed on disk, as after a reinstall of flashinfer or sglang. Run: ansible-playbook blackwell.inference.site
+blackwell.inference: opened gates have changed on disk, as after a reinstall. Run: ansible-playbook blackwell.inference.site
 sglang.service: Control process exited, code=exited, status=1/FAILURE
 Failed to start SGLang server sglang.
 """

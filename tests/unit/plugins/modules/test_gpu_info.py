@@ -111,11 +111,12 @@ def test_no_gpu_is_a_success(run, script):
 
 
 def test_missing_is_a_success_only_where_allowed(run, tmp_path):
+    assert run(executable="no-nvidia-smi", allow_missing=True).items() >= NONE.items()
     missing = str(tmp_path / "nvidia-smi")
-    assert run(executable=missing, allow_missing=True).items() >= NONE.items()
-    result = run(executable=missing)
-    assert result["failed"]
-    assert result["msg"] == f"executable: {missing} does not exist on this host; expected the name or path of nvidia-smi."
+    for options in ({"executable": "no-nvidia-smi"}, {"executable": missing}, {"executable": missing, "allow_missing": True}):
+        result = run(**options)
+        assert result["failed"]
+        assert result["msg"] == f"executable: {options['executable']} does not exist on this host; expected the name or path of nvidia-smi."
 
 
 @pytest.mark.parametrize("allow_missing", [False, True])
