@@ -96,9 +96,7 @@ def hidden_size(model: Optional[str]) -> Optional[int]:
 def refusal(server: Server, site: Site, run: Runner) -> Optional[str]:
     """Return why nothing can be measured now, as the probe itself would say; None if it can."""
     if "torch" not in site.packages:
-        return (
-            f"{site.label} has no torch; install sglang there with all that it needs, or name the venv that has it in sglang_server_python"
-        )
+        return f"{site.label} has no torch; install sglang there with its dependencies"
     listed = ["--format=csv,noheader,nounits"]
     gpus = probe.parse_gpus(run([f"--query-gpu={','.join(probe.GPU_FIELDS)}", *listed]).text)
     options = probe.Options(server.world_size, server.hidden_size, probe.TOKENS, 0, 0, None)

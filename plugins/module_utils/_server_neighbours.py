@@ -42,9 +42,7 @@ def overlaps(unit: str, values: dict[str, Any], environment: dict[str, str]) -> 
             lines.append(f"port: {ours.port} is that of {theirs.unit}; expected another one")
         shared = _shared(ours.gpus, theirs.gpus)
         if shared:
-            lines.append(
-                f"CUDA_VISIBLE_DEVICES: {theirs.unit} uses {shared}, too; expected others for each server in sglang_server_gpus"
-            )
+            lines.append(f"CUDA_VISIBLE_DEVICES: {theirs.unit} uses {shared}, too; expected others for each server in sglang_server_gpus")
     return lines
 
 

@@ -47,6 +47,8 @@ def report(tmp_path_factory) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+    assert "WARNING" not in done.stdout + done.stderr
+    assert f"msg: {folder}/here/report.html" in done.stdout
     return (folder / "here/report.html").read_text()
 
 
