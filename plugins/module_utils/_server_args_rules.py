@@ -109,8 +109,8 @@ def _of_ranks(values: dict[str, Any], environment: dict[str, str], gpus: int) ->
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     found = gpus if visible is None else len([item for item in visible.split(",") if item.strip()])
     if (gpus or visible is not None) and found < needed and _number(values, "nnodes") == 1:
-        subject = "tensor-parallel-size" if visible is None else "CUDA_VISIBLE_DEVICES"
-        yield f"{subject}: {found} GPUs for {needed} ranks; expected {needed} or more"
+        subject, where = ("tensor-parallel-size", "") if visible is None else ("CUDA_VISIBLE_DEVICES", " in sglang_server_gpus")
+        yield f"{subject}: {found} GPUs for {needed} ranks; expected {needed} or more{where}"
 
 
 def _of_backends(values: dict[str, Any], compute_capability: str) -> Iterator[str]:

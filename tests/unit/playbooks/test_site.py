@@ -137,6 +137,10 @@ def test_the_gates_follow_the_inventory_in_each_playbook(host):
 def test_wrong_options_are_one_line_each(host):
     wrong = {
         "sglang_server_timeout": "soon",
+        "sglang_server_alreduce": "nccl",
+        "gpu_host_stric": True,
+        "sglang_server_model_dir": "/srv/models",
+        "jit_cache_users": {"changed": False, "failed": False},  # as a result that an earlier play has registered
         "sglang_server_measured": {"strategy": "nvls"},
         "sglang_server_arguments": {"port": "70000"},
         "sglang_server_environment": {"MAX_JOBS": "x y"},
@@ -144,6 +148,9 @@ def test_wrong_options_are_one_line_each(host):
     output = host.site("--check", **wrong)
     assert recap(output)["failed"] == 1
     assert "argument_spec_data" not in output
+    assert "sglang_server_alreduce: there is no such option; the nearest is sglang_server_allreduce." in output
+    assert "gpu_host_stric: there is no such option; the nearest is gpu_host_strict." in output
+    assert output.count("there is no such option") == output.count("gpu_host_stric:") * 2
     assert "argument 'sglang_server_timeout' is of type" in output
     assert "value of strategy must be one of: fusion, pcie_ipc, nccl, got: nvls found in sglang_server_measured" in output
     assert "port: 70000 was found in sglang_server_arguments; expected 1 to 65535." in output

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import yaml

@@ -36,7 +36,11 @@ def found(values=None, environment=None, declared=DECLARED, compute_capability="
         ({}, {"AWS_SECRET_ACCESS_KEY": "abc"}, "AWS_SECRET_ACCESS_KEY: it is a secret"),
         ({"skip-server-warmup": True}, {}, "skip-server-warmup: on"),
         ({"speculative-algorithm": "NEXTN"}, {}, "speculative-algorithm: NEXTN without SGLANG_ENABLE_SPEC_V2"),
-        ({"tensor-parallel-size": 4}, {"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES: 2 GPUs for 4 ranks"),
+        (
+            {"tensor-parallel-size": 4},
+            {"CUDA_VISIBLE_DEVICES": "0,1"},
+            "CUDA_VISIBLE_DEVICES: 2 GPUs for 4 ranks; expected 4 or more in sglang_server_gpus",
+        ),
     ],
 )
 def test_a_contradiction_is_told_in_one_line(values, environment, start):

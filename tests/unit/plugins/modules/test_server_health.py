@@ -166,9 +166,13 @@ def test_a_line_of_endless_length_is_cut(tools):
 
 def test_an_address_that_nobody_answers_at_is_not_taken_for_a_hang():
     """Whoever does not take the connection has taken no request."""
+
+    def connect(connection):
+        raise TimeoutError("timed out")
+
     host = LocalHost(Target("http://192.0.2.1:1", None, None, None, None, True))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("http.client.HTTPConnection.connect", lambda _self: (_ for _ in ()).throw(TimeoutError("timed out")))
+        patched.setattr("http.client.HTTPConnection.connect", connect)
         assert host.request("/health", None, 0.5) == Answer(None, b"", "timed out")
 
 
