@@ -25,9 +25,7 @@ help: ## List the targets
 site: $(VENV)/controller.done $(DEMO_VENV)/packages.done ## Run site.yml on the demo host: this machine, below demo/host/
 	ansible-playbook site.yml -l gpu-nodes
 
-# Molecule mostly waits, for hosts and servers to start; the tests of code run beside it.
-test: lint sanity ## Test all that can be tested on this machine
-	$(MAKE) --jobs 2 --output-sync=target molecule units releases
+test: lint sanity units releases molecule ## Test all that can be tested on this machine
 
 corpus: $(ORACLE_VENV)/done ## Test every published release, and record what was found in docs/compatibility.md (20 minutes)
 	pytest tests/corpus --every-release --numprocesses auto --ignore tests/corpus/test_compatibility.py
