@@ -86,9 +86,7 @@ class Macros:
             return self._outer.truth(text, capability)
         key = text, capability
         if key not in self._truths:
-            value = evaluate(
-                parse(text), Meaning(lambda name: self._value(name, capability), lambda name: self._is_defined(name, capability))
-            )
+            value = self._evaluated(text, capability)
             self._truths[key] = None if value is None else bool(value)
         return self._truths[key]
 
@@ -130,6 +128,9 @@ class Macros:
         if len(possible) > 1 and not certain:
             return None
         text = (certain[-1].value if certain else possible.pop()) or "1"
+        return self._evaluated(text, capability)
+
+    def _evaluated(self, text: str, capability: Capability) -> Value:
         return evaluate(parse(text), Meaning(lambda name: self._value(name, capability), lambda name: self._is_defined(name, capability)))
 
     def _found(self, name: str) -> tuple[Definition, ...]:

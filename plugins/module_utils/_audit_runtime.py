@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_cuda import Buffer, Closed, guarded, is_code, one_line, refuses
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate
-from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import Meaning, Value, evaluate, parse
+from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import at_run_time, evaluate, parse
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
 
 # What a file must hold to ask for the architecture at run time, or to be handed it: ``Version`` is for getSMVersion and the
@@ -71,13 +71,13 @@ def closed_checks(raw: Buffer, end: int, host: Capability) -> Iterator[Closed]:
             continue
         seen.add(start)
         node = parse(text[start:stop])
-        answer = evaluate(node, _at_run_time(roles, host))
+        answer = evaluate(node, at_run_time(roles, host))
         if answer is None or any(first <= start < last for first, last in unreached):
             continue
         unreached.append(_unreached(text, check, bool(answer)))
         if bool(answer) is not (check.decides == "refusal"):
             continue
-        if is_gate(host, [other for other in REFERENCE if evaluate(node, _at_run_time(roles, other)) != answer]):
+        if is_gate(host, [other for other in REFERENCE if evaluate(node, at_run_time(roles, other)) != answer]):
             owner = guarded(raw, start, start)
             yield Closed(start, stop, one_line(text[start:stop]), "run-time check", owner, check.decides == "choice")
 
@@ -105,17 +105,6 @@ def _everywhere(text: str, word: str) -> Iterator[int]:
         if not (text[at - 1].isalnum() or text[at - 1] == "_"):
             yield at
         at = text.find(word, at + len(word))
-
-
-def _at_run_time(roles: Mapping[str, str], capability: Capability) -> Meaning:
-    values = {"major": capability[0], "minor": capability[1], "version": capability[0] * 10 + capability[1]}
-
-    def name(text: str) -> Value:
-        constant = re.fullmatch(r"kSM_(\d+)", text)
-        plain = text.replace("()", "")
-        return int(constant[1]) if constant else values.get(roles.get(plain, ""))
-
-    return Meaning(name, lambda text: None)
 
 
 class _Check(NamedTuple):

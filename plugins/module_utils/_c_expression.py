@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Callable, NamedTuple, Optional
 
+from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
+
 Value = Optional[int]  # None: it does not follow from the host
 
 _TO_PYTHON: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -48,6 +50,26 @@ class Meaning(NamedTuple):
 
     name: Callable[[str], Value]
     defined: Callable[[str], Optional[bool]]
+
+
+_CONSTANT = re.compile(r"kSM_(\d+)")  # what upstream calls the version of an architecture
+
+
+def at_run_time(roles: Mapping[str, str], capability: Capability) -> Meaning:
+    """What names mean to host code.
+
+    Args:
+        roles: For each name, with or without ``()``, whether it holds the ``version`` (120), the ``major`` or the ``minor`` of a host.
+        capability: The host.
+    """
+    major, minor = capability
+    values = {"version": major * 10 + minor, "major": major, "minor": minor}
+
+    def name(text: str) -> Value:
+        constant = _CONSTANT.fullmatch(text)
+        return int(constant[1]) if constant else values.get(roles.get(text.replace("()", ""), ""))
+
+    return Meaning(name, lambda text: None)
 
 
 def evaluate(node: Optional[ast.expr], meaning: Meaning) -> Value:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
-from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import Meaning, evaluate, parse
+from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import Meaning, at_run_time, evaluate, parse
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import KNOWN_CAPABILITIES
 from ansible_collections.blackwell.inference.plugins.module_utils._jit_cache_elf import images, runs_on
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, Host
@@ -106,13 +106,7 @@ class RunTimeCheck(NamedTuple):
         condition = parse(code[start:end])
 
         def answer(host: Host) -> Optional[bool]:
-            version = host.capability[0] * 10 + host.capability[1]
-
-            def value(name: str) -> Optional[int]:
-                constant = re.fullmatch(r"kSM_(\d+)", name)
-                return int(constant[1]) if constant else version if name == self.variable else None
-
-            holds = evaluate(condition, Meaning(value, lambda name: None))
+            holds = evaluate(condition, at_run_time({self.variable: "version"}, host.capability))
             return None if holds is None else bool(holds)
 
         return Reading(source.line(start), f"{self.call}({one_line(source.text[start:end])})", answer, nothing)
