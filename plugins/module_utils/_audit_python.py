@@ -10,22 +10,17 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple, Optional, Union
 
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate, is_left_over
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_values import (
-    COPIES,
-    Architecture,
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_bindings import (
     Assignments,
     Bindings,
-    Reader,
-    Unknown,
-    asks_architecture,
     assigned,
     bindings,
-    equal,
     parameters,
     told,
-    walk,
 )
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate, is_left_over
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import COPIES, Architecture, Unknown, asks_architecture
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_values import Reader, equal, walk
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, FunctionNode, dotted_name
 
 
