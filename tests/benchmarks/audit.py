@@ -6,9 +6,10 @@
     PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/audit.py
 
 The reference is `grep -rE 'sm90|sm100|major.*9|supported_major'` over both packages, which finds lines and judges none; in a
-UTF-8 locale, and in C as well. It writes to a pipe: into /dev/null it would stop at the first line of a file. Everything runs
-in turn in one session, each time in a new process, from the page cache. On a busy machine one processor's worth of grep waits
-less than two processors' worth of an audit: run it with `chrt -f 50` before it there, or look at the processor time.
+UTF-8 locale, and in C as well. It writes to a pipe: into /dev/null it would stop at the first line of a file. "The least" is
+what no module can do without, whatever it makes of what it reads: see least.py. Everything runs in turn in one session, each
+time in a new process, from the page cache. On a busy machine one processor's worth of grep waits less than two processors'
+worth of an audit: run it with `chrt -f 50` before it there, or look at the processor time.
 """
 
 from __future__ import annotations
@@ -53,36 +54,40 @@ def compare(site: Path, rounds: int) -> None:
     files = [path for package in ("flashinfer", "sglang") for path in (site / package).rglob("*") if path.is_file()]
     print(f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB; Python {platform.python_version()}, ", end="")
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}, {rounds} rounds, medians")
-    commands = {
-        REFERENCE: ["env", "LC_ALL=C.UTF-8", "grep", "-rE", PATTERN, "flashinfer", "sglang"],
-        "grep, C": ["env", "LC_ALL=C", "grep", "-rE", PATTERN, "flashinfer", "sglang"],
-        "gate_info scope=all": [sys.executable, CHECKOUT / "plugins/modules/gate_info.py"],
-        "gate_info scope=fusion": [sys.executable, CHECKOUT / "plugins/modules/gate_info.py"],
+    module = [sys.executable, CHECKOUT / "plugins/modules/gate_info.py"]
+    host = {"site_packages": str(site), "compute_capability": ["12.0"], "state_dir": str(site / "state")}
+    everything = arguments({**host, "scope": "all"})
+    rows = len(json.loads(subprocess.run(module, input=everything, capture_output=True, check=True, env=environment()).stdout)["findings"])
+    commands: dict[str, tuple[list[object], bytes]] = {
+        REFERENCE: (["env", "LC_ALL=C.UTF-8", "grep", "-rE", PATTERN, "flashinfer", "sglang"], b""),
+        "grep, C": (["env", "LC_ALL=C", "grep", "-rE", PATTERN, "flashinfer", "sglang"], b""),
+        "gate_info scope=all": (module, everything),
+        "the least": ([sys.executable, Path(__file__).with_name("least.py")], arguments({"site_packages": str(site), "rows": rows})),
+        "gate_info scope=fusion": (module, arguments({**host, "scope": "fusion"})),
     }
     if shutil.which("rg"):
-        commands["ripgrep"] = ["rg", "-uuu", PATTERN, "flashinfer", "sglang"]
+        commands["ripgrep"] = (["rg", "-uuu", PATTERN, "flashinfer", "sglang"], b"")
     taken: dict[str, list[tuple[float, float]]] = {title: [] for title in commands}
     for _round in range(rounds + 1):
-        for title, command in commands.items():
-            taken[title].append(run(command, site, title))
+        for title, (command, handed) in commands.items():
+            taken[title].append(run(command, handed, site))
     for title, times in taken.items():
         wall, cpu = (statistics.median(values) for values in zip(*times[1:]))  # the first round fills the page cache
         ratios = [mine[0] / its[0] for mine, its in zip(times[1:], taken[REFERENCE][1:])]
         print(f"{title:24} {wall:6.2f} s wall   {cpu:6.2f} s processor   {statistics.median(ratios):5.2f} x grep's wall time")
-    print(f"{'memory':24} {peak_memory(commands['gate_info scope=all'], site):6.0f} MB at the most, of all processes of scope=all together")
+    print(f"{'memory':24} {peak_memory(module, everything, site):6.0f} MB at the most, of all processes of scope=all together")
+    print(f"{rows} findings")
 
 
-def options_of(site: Path, title: str) -> bytes:
-    """What the program is handed on standard input."""
-    options = {"site_packages": str(site), "compute_capability": ["12.0"], "state_dir": str(site / "state")}
-    scope = title.rpartition("scope=")[2]
-    return json.dumps({"ANSIBLE_MODULE_ARGS": {**options, "scope": scope}}).encode() if "scope" in title else b""
+def arguments(options: dict[str, object]) -> bytes:
+    """What a module is handed on standard input."""
+    return json.dumps({"ANSIBLE_MODULE_ARGS": options}).encode()
 
 
-def run(command: list[object], site: Path, title: str) -> tuple[float, float]:
+def run(command: list[object], handed: bytes, site: Path) -> tuple[float, float]:
     """Seconds that passed, and seconds of processor time, until all output was read."""
     before, begin = os.times(), time.monotonic()
-    done = subprocess.run(command, cwd=site, input=options_of(site, title), capture_output=True, check=False, env=environment())
+    done = subprocess.run(command, cwd=site, input=handed, capture_output=True, check=False, env=environment())
     wall, after = time.monotonic() - begin, os.times()
     assert done.stdout and b'"failed": true' not in done.stdout[-200:], done.stderr
     return wall, after.children_user + after.children_system - before.children_user - before.children_system
@@ -93,7 +98,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(CHECKOUT / ".venv" / "collections")}
 
 
-def peak_memory(command: list[object], site: Path) -> float:
+def peak_memory(command: list[object], handed: bytes, site: Path) -> float:
     """The most memory, in MB, that a program and its children held at once; pages that they share are counted once."""
     process = subprocess.Popen(command, cwd=site, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
     most = 0.0
@@ -106,7 +111,7 @@ def peak_memory(command: list[object], site: Path) -> float:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    process.communicate(options_of(site, "gate_info scope=all"))
+    process.communicate(handed)
     watcher.join()
     return most
 
