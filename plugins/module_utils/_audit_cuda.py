@@ -37,7 +37,19 @@ Definitions = Mapping[str, tuple[Definition, ...]]
 
 # What nvcc defines, or does not define, whatever the host is.
 _FIXED: Mapping[str, int] = {"__CUDACC__": 1, "__NVCC__": 1, "_CCCL_CUDA_COMPILER(NVCC)": 1, "_CCCL_CUDA_COMPILER(NVHPC)": 0}
-_NEVER_DEFINED = frozenset({"__HIP_PLATFORM_AMD__", "__HIPCC__", "__HIP__", "USE_ROCM", "USE_MUSA", "_MSC_VER", "__CUDACC_RTC__"})
+_NEVER_DEFINED = frozenset(
+    {
+        "__HIP_PLATFORM_AMD__",
+        "__HIPCC__",
+        "__HIP__",
+        "USE_ROCM",
+        "USE_MUSA",
+        "_MSC_VER",
+        "__CUDACC_RTC__",
+        "__CLION_IDE__",
+        "__INTELLISENSE__",
+    }
+)
 _ARCHITECTURE_MACRO = re.compile(r"__CUDA_ARCH(?:_SPECIFIC|_FAMILY_SPECIFIC)?__|SGL_CUDA_ARCH")
 _FEATURE_MACRO = re.compile(r"__CUDA_ARCH_FEAT_SM(\d+)_ALL")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -276,7 +288,7 @@ class Closed(NamedTuple):
 _REFUSAL = re.compile(
     r"\s*(?:"
     r"#\s*error\b.*|(?:\w+(?:::|\.|->))*\w*(?:not_supported|only_supported|unsupported|not_implemented|invalid_control_path|unreachable"
-    r"|assert|trap|abort|printf)\w*\s*\(.*"
+    r"|assert|trap|abort|printf|throw)\w*\s*\(.*|\w*check\w*\s*\(\s*(?:false|0)\b.*"
     r"|asm\s*(?:volatile)?\s*\(\s*\"\s*trap\s*;?\s*\".*|throw\b.*|\(void\)\s*\(?\w+\)?|return\s*(?:\{\s*\}|-?[\w.:]*(?:\(\s*0?\s*\))?)"
     r"|using\b.*|exit\s*\(.*|(?:if\s*\(.*\)\s*)?continue"
     r")\s*",
@@ -298,6 +310,7 @@ _REFUSING = (
     "return",
     "exit",
     "continue",
+    "check",
 )
 # How code starts that does something; told at once, because most does.
 _WORKS = re.compile(
@@ -307,7 +320,9 @@ _WORKS = re.compile(
     r")"
 )
 _EMPTY_BLOCK = re.compile(r"\{\s*\}")
-_FRAME = re.compile(r"[{}]|\belse\b|\bdo\b|\bwhile\s*\(\s*(?:0|false|true|1)\s*\)")
+_FRAME = re.compile(
+    r"[{}]|\bif\s*\([\w:.= ]*\bthread(?:0|Idx)\b[\w:.= ]*(?:\(\))?[\w= ]*\)|\belse\b|\bdo\b|\bwhile\s*\(\s*(?:0|false|true|1)\s*\)"
+)
 _LONGEST_REFUSAL = 1500
 _LONGEST_COMMENT = 1 << 14  # bytes; what is farther from the start of a block comment is taken for code
 

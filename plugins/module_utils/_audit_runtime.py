@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_cuda import Buffer, Closed, guarded, is_code, one_line, refuses
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate
-from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import at_run_time, evaluate, parse
+from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import cpp_meaning, evaluate, parse
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
 
 # What a file must hold to ask for the architecture at run time, or to be handed it: ``Version`` is for getSMVersion and the
 # like, behind the license at the start, which has a version of its own.
-_RUN_TIME = (b"ComputeCapability", b"DeviceProp", b"sm_version", b"sm ==", b"kSM_")
+_RUN_TIME = (b"ComputeCapability", b"DeviceProp", b"sm_version", b"sm ==", b"kSM_", b"arch::is_")
 _LICENSE = 1500
 _HOST_HEADER = re.compile(
     rb"#[ \t]*include(?![ \t]*(?:<(?:cuda(?:_\w+)?|math_constants|mma|cooperative_groups|stdint|float|math)\.h>"
@@ -30,13 +30,15 @@ _HANDED_ON = (  # what stands before one of those, and what the name means that 
     (re.compile(r"&\s*(\w+)\s*,\s*$"), ""),
     (re.compile(r"\[\s*(\w+)\s*,\s*(\w+)\s*\]\s*=\s*[\w:]*$"), "pair"),
 )
+_COMPILE_TIME = re.compile(r"\barch::is_(?:major|match)_v\s*<")
 _COMPARED = re.compile(r"(?:\(\))?\s*(?:/\s*10\s*)?(?:[=!<>]=|[<>])\s*(?:\d|kSM_)")
 _CHECK = re.compile(r"\w*(?:CHECK|ASSERT|REQUIRE|assert)\w*")
 _LEAVES = re.compile(r"(?:\breturn\b|\bthrow\b|\bcontinue\b|\bbreak\b)[^;{}]*;\s*\}?\Z")
 # What is returned to somebody who can use it.
 _ANSWER = re.compile(
-    r"\breturn\b\s*(?!;|(?:0|-1|false|nullptr|NULL|\{\s*\}|[\w:]*(?:error|invalid|unsupported|success)\w*)\s*;)", re.IGNORECASE
+    r"\breturn\b(?!\s*;|\s*(?:0|-1|false|nullptr|NULL|\{\s*\}|[\w:]*(?:error|invalid|unsupported|success)\w*)\s*;)", re.IGNORECASE
 )
+_OTHERWISE = re.compile(r"[\s\\]*else\b\s*(\{)?")
 _ELSE = re.compile(r"\s*else\b[^;{]*\{")
 _BRANCHES = ("if", "constexpr", "while")
 _KEPT = re.compile(r"\breturn\b|(?<![=!<>+*/&|^-])=(?!=)")  # what stands before a value that is returned or kept
@@ -60,10 +62,11 @@ def closed_checks(raw: Buffer, end: int, host: Capability) -> Iterator[Closed]:
     """The checks at run time in ``raw[:end]`` that refuse ``host`` or leave something out for it."""
     text = raw[:end].decode("latin-1")  # one character a byte: offsets stay
     roles = {**dict.fromkeys(_VERSIONS, "version"), "major": "major", "minor": "minor", "first": "major", **_answers(text)}
-    asked = sorted(at for name in roles for at in _everywhere(text, name) if _COMPARED.match(text, at + len(name)))
+    compared = [at for name in roles for at in _everywhere(text, name) if _COMPARED.match(text, at + len(name))]
+    constant = [match.start() for match in _COMPILE_TIME.finditer(text)]
     seen: set[int] = set()
     unreached: list[tuple[int, int]] = []
-    for offset in asked:
+    for offset in sorted((*compared, *constant)):
         check = _whole(text, offset)
         start, stop = check.start, check.stop
         line = text[text.rfind("\n", 0, offset) + 1 : offset]
@@ -71,15 +74,16 @@ def closed_checks(raw: Buffer, end: int, host: Capability) -> Iterator[Closed]:
             continue
         seen.add(start)
         node = parse(text[start:stop])
-        answer = evaluate(node, at_run_time(roles, host))
+        answer = evaluate(node, cpp_meaning(roles, host))
         if answer is None or any(first <= start < last for first, last in unreached):
             continue
         unreached.append(_unreached(text, check, bool(answer)))
         if bool(answer) is not (check.decides == "refusal"):
             continue
-        if is_gate(host, [other for other in REFERENCE if evaluate(node, at_run_time(roles, other)) != answer]):
+        if is_gate(host, [other for other in REFERENCE if evaluate(node, cpp_meaning(roles, other)) != answer]):
             owner = guarded(raw, start, start)
-            yield Closed(start, stop, one_line(text[start:stop]), "run-time check", owner, check.decides == "choice")
+            kind = "compile-time check" if _COMPILE_TIME.search(text, start, stop) else "run-time check"
+            yield Closed(start, stop, one_line(text[start:stop]), kind, owner, check.decides == "choice")
 
 
 def _answers(text: str) -> dict[str, str]:
@@ -154,8 +158,10 @@ def _argument(text: str, start: int, word: str) -> _Check:
     rest = text[body[1] : body[1] + _FARTHEST]
     if refuses(text[first:last]) and not _ANSWER.search(text, first, last):
         return _Check(start, stop, "refusal", body)
-    if rest.lstrip().startswith("else"):
-        return _Check(start, stop, "choice", body)
+    otherwise = _OTHERWISE.match(rest)
+    if otherwise:
+        served = not otherwise[1] or not refuses(rest[otherwise.end() : _closing(rest, otherwise.end(), "")])
+        return _Check(start, stop, "choice" if served else "use", body)
     after = rest[: _closing(rest, 0, "")].strip()
     returned = re.search(r"\breturn\b[^;{}]*;\s*$", text[first:last])
     return _Check(start, stop, "choice" if returned and not (after and refuses(after)) else "use", body)

@@ -20,6 +20,7 @@ _TO_PYTHON: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\s+"), " "),
     (re.compile(r"\bdefined\s*\(?\s*(\w+)\s*\)?"), r" defined(\1) "),
     (re.compile(r"(?:\b\w+\s*)?::\s*"), ""),
+    (re.compile(r"\b(\w+_v)\s*<\s*(\d+)\s*>"), r"\1_\2"),  # a constant such as is_major_v<10>
     (re.compile(r"->"), "."),
     (re.compile(r"&&"), " and "),
     (re.compile(r"\|\|"), " or "),
@@ -53,10 +54,11 @@ class Meaning(NamedTuple):
 
 
 _CONSTANT = re.compile(r"kSM_(\d+)")  # what upstream calls the version of an architecture
+_ARCH_CONDITION = re.compile(r"is_(major|match)_v_(\d+)")  # as parse() writes those of flashinfer/arch_condition.h
 
 
-def at_run_time(roles: Mapping[str, str], capability: Capability) -> Meaning:
-    """What names mean to host code.
+def cpp_meaning(roles: Mapping[str, str], capability: Capability) -> Meaning:
+    """What names mean in C++, outside of preprocessor conditions.
 
     Args:
         roles: For each name, with or without ``()``, whether it holds the ``version`` (120), the ``major`` or the ``minor`` of a host.
@@ -66,7 +68,9 @@ def at_run_time(roles: Mapping[str, str], capability: Capability) -> Meaning:
     values = {"version": major * 10 + minor, "major": major, "minor": minor}
 
     def name(text: str) -> Value:
-        constant = _CONSTANT.fullmatch(text)
+        constant, condition = _CONSTANT.fullmatch(text), _ARCH_CONDITION.fullmatch(text)
+        if condition:
+            return int(int(condition[2]) == (major if condition[1] == "major" else major * 10 + minor))
         return int(constant[1]) if constant else values.get(roles.get(text.replace("()", ""), ""))
 
     return Meaning(name, lambda text: None)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
-from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import Meaning, at_run_time, evaluate, parse
+from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import Meaning, cpp_meaning, evaluate, parse
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import KNOWN_CAPABILITIES
 from ansible_collections.blackwell.inference.plugins.module_utils._jit_cache_elf import images, runs_on
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, Host
@@ -106,7 +106,7 @@ class RunTimeCheck(NamedTuple):
         condition = parse(code[start:end])
 
         def answer(host: Host) -> Optional[bool]:
-            holds = evaluate(condition, at_run_time({self.variable: "version"}, host.capability))
+            holds = evaluate(condition, cpp_meaning({self.variable: "version"}, host.capability))
             return None if holds is None else bool(holds)
 
         return Reading(source.line(start), f"{self.call}({one_line(source.text[start:end])})", answer, nothing)

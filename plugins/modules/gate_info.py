@@ -207,7 +207,7 @@ findings:
     kind:
       description:
         - Of Python, V(condition), V(raise), V(early return), V(return), V(assert), V(decorator), V(list), V(assignment) or V(argument).
-        - Of CUDA and C++, V(preprocessor) or V(run-time check).
+        - Of CUDA and C++, V(preprocessor), V(run-time check) or V(compile-time check).
         - V(catalogue) for a catalogued gate that names no architecture.
       type: str
       sample: run-time check

@@ -471,6 +471,9 @@ RUN_TIME = {
     "attribute": ("int cc;\n  cudaDeviceGetAttribute(&cc, cudaDevAttrComputeCapabilityMajor, 0);\n  TORCH_CHECK(cc == 9);", "cc == 9"),
     "flag": ("bool const fast = getSMVersion() == 100;", "getSMVersion() == 100"),
     "flag of two": ("int sm = getSMVersion();\n  int stages = (sm >= 90 && sm < 120) ? 4 : 2;", "(sm >= 90 && sm < 120)"),
+    "nothing in return": ("int sm = getSMVersion();\n  if (sm != 90) return false;\n  fast(x);\n  return true;", "sm != 90"),
+    "refusal by a macro": ("int sm = getSMVersion();\n  if (sm != 90) {\n    TLLM_THROW(\"only %d\", 90);\n  }", "sm != 90"),
+    "refusal by a check": ("int sm = getSMVersion();\n  if (sm / 10 == 12) {\n    TORCH_CHECK(false, \"no\");\n  }", "sm / 10 == 12"),
     "with something unknown": ("int sm = getSMVersion();\n  if (sm == 103 && fp4) { fast(x); }", "sm == 103 && fp4"),
 }  # fmt: skip
 
@@ -483,6 +486,27 @@ def test_a_gate_at_run_time(tmp_path, code, expression):
     ]
 
 
+@pytest.mark.parametrize(
+    "code, found",
+    [
+        ("if constexpr (flashinfer::arch::is_major_v<10> || flashinfer::arch::is_major_v<11>) {\n  work();\n}", [False]),
+        (
+            'if constexpr (arch::is_match_v<103>) {\n  work();\n} else {\n  if (thread0()) {\n    printf("no");\n    __trap();\n  }\n}',
+            [False],
+        ),
+        ("if constexpr (arch::is_major_v<9>) {\n  work();\n} else {\n  slow();\n}", [True]),
+        ("if constexpr (arch::is_major_v<12>) {\n  work();\n}", []),
+    ],
+)
+@pytest.mark.parametrize("ending", ["\n", " \\\n"], ids=["plain", "in a macro"])
+def test_a_gate_at_compile_time(tmp_path, code, found, ending):
+    function = f"__device__ void run() {{\n{code}\n}}".replace("\n", ending)
+    text = f'#include "flashinfer/arch_condition.h"\n{"#define RUN() " if ending != chr(10) else ""}{function}\n'
+    assert [(item.kind, item.replaced) for item in closed(tmp_path, text, name="kernels/a.cuh")] == [
+        ("compile-time check", replaced) for replaced in found
+    ]
+
+
 NO_CUDA_GATE = {
     "comment": "// #if __CUDA_ARCH__ == 900\n// work();\n// #endif\n",
     "block comment": "/*\n#if __CUDA_ARCH__ == 900\nwork();\n#endif\n*/\n",
@@ -491,6 +515,7 @@ NO_CUDA_GATE = {
     "error for what is older": "#if __CUDA_ARCH__ < 800\n#error too old\n#endif\n",
     "run time, open flag": "int f() {\n  bool const pdl = getSMVersion() >= 90;\n  return getSMVersion() >= 90 ? 1 : 0;\n}\n",
     "never": "#if 0\n#if __CUDA_ARCH__ == 900\nwork();\n#endif\n#endif\n",
+    "run time, an answer": "int f() {\n  if (getSMVersion() == 120) return 4;\n  return 2;\n}\n",
     "host code": "#ifndef __CUDA_ARCH__\nwork();\n#endif\n",
     "open": "#if __CUDA_ARCH__ >= 900\nwork();\n#endif\n",
     "open to a family": "#if defined(__CUDA_ARCH_FEAT_SM120_ALL) || __CUDA_ARCH__ == 1000\nwork();\n#endif\n",
