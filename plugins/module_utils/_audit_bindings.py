@@ -28,6 +28,15 @@ def parameters(function: FunctionNode) -> list[str]:
     return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
+def literals(function: FunctionNode, call: ast.Call) -> dict[str, ast.expr]:
+    """The literals that ``call`` hands to ``function``, by the name of the parameter: they mean the same in both places."""
+    if any(isinstance(argument, ast.Starred) for argument in call.args):
+        return {}
+    given = dict(zip(parameters(function), call.args))
+    given.update((item.arg, item.value) for item in call.keywords if item.arg)
+    return {name: value for name, value in given.items() if _is_literal(value)}
+
+
 def told(found: Assignments) -> Bindings:
     """The one thing that each name is bound to. A default that something else replaces does not count."""
     bound: dict[str, Binding] = {}
@@ -40,7 +49,7 @@ def told(found: Assignments) -> Bindings:
 
 
 def _is_literal(node: Optional[ast.AST]) -> bool:
-    if isinstance(node, ast.Tuple):
+    if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
         return all(map(_is_literal, node.elts))
     return isinstance(node, ast.Constant)
 

@@ -282,7 +282,7 @@ class _Excerpt:
     def _related(self, piece: _Piece, line: Line) -> Iterator[int]:
         """Where names that ``line`` gives a value are used, and where what it compares something with gets its value."""
         text, local = self.text[line.start : line.end], self._local[piece]
-        answers = line.word == "return" and not piece.owner and _answers(text)
+        answers = line.word == "return" and not piece.owner and _answers(text, self._names | local)
         named: Iterable[str] = ()
         if answers:
             named = self._helper(piece)
@@ -390,13 +390,15 @@ def _is_word(character: str) -> bool:
     return character.isalnum() or character == "_"
 
 
-def _answers(text: str) -> bool:
-    """Whether a statement returns the answer to a predicate."""
+def _answers(text: str, known: Container[str]) -> bool:
+    """Whether a statement returns the answer to a predicate, or one of ``known`` names."""
     try:
         statement = ast.parse(f"def f():\n {text.strip()}").body[0]
     except (SyntaxError, ValueError):
         return False
     value = getattr(getattr(statement, "body", [None])[0], "value", None)
+    if isinstance(value, ast.Name):
+        return value.id in known
     return isinstance(value, (ast.BoolOp, ast.Compare, ast.UnaryOp)) or (isinstance(value, ast.Call) and is_architectural(value))
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Callable, Optional, Union
 
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_bindings import Bindings, bindings, parameters
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_bindings import Bindings, bindings, literals, parameters
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import is_spelling
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import (
     ASKS_WHOLE,
@@ -46,7 +46,9 @@ class Reader:
 
     def __init__(self, capability: Capability, names: Bindings, file: str) -> None:
         self.capability, self.names, self.file = capability, names, file
-        self._worked_out: dict[int, object] = {}  # UNKNOWN while one is worked out: it may need itself
+        # What was worked out, by what and for which call; UNKNOWN while it is worked out, since it may need itself.
+        self._worked_out: dict[tuple[int, int], object] = {}
+        self._call_of = 0
 
     def truth(self, node: ast.expr) -> Optional[bool]:
         """True, False, or None where the host does not decide."""
@@ -83,10 +85,11 @@ class Reader:
         return self._once(binding) if isinstance(binding, ast.expr) else UNDECIDED if speaks(name) else UNKNOWN
 
     def _once(self, binding: ast.expr) -> object:
-        if id(binding) not in self._worked_out:
-            self._worked_out[id(binding)] = UNKNOWN
-            self._worked_out[id(binding)] = self.value(binding)
-        return self._worked_out[id(binding)]
+        key = id(binding), self._call_of
+        if key not in self._worked_out:
+            self._worked_out[key] = UNKNOWN
+            self._worked_out[key] = self.value(binding)
+        return self._worked_out[key]
 
     def _attribute(self, node: ast.Attribute) -> object:
         dotted = dotted_name(node)
@@ -134,10 +137,7 @@ class Reader:
         if isinstance(binding, ast.alias):
             name = binding.name.rpartition(".")[2]
         elif isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if id(binding) not in self._worked_out:
-                self._worked_out[id(binding)] = UNKNOWN
-                self._worked_out[id(binding)] = self._returned(binding)
-            value = self._worked_out[id(binding)]
+            value = self._answer(binding, literals(binding, node))
             if not isinstance(value, Unknown):
                 return value
         if ASKS_WHOLE.fullmatch(name) or name == "to_int":
@@ -164,12 +164,20 @@ class Reader:
             return UNKNOWN
         return self.value(arguments[1]) if len(arguments) > 1 else None
 
-    def _returned(self, function: FunctionNode) -> object:
-        """What a function of the file returns whatever it is handed."""
-        handed = parameters(function)
-        names = {name: value for name, value in {**self.names, **bindings(function.body)}.items() if name not in handed}
+    def _answer(self, function: FunctionNode, handed: Mapping[str, ast.expr]) -> object:
+        """What a function of the file returns, whatever it is handed besides the literals ``handed``."""
+        key = id(function), id(next(iter(handed.values()))) if handed else 0
+        if key not in self._worked_out:
+            self._worked_out[key] = UNKNOWN
+            self._worked_out[key] = self._returned(function, handed, key[1])
+        return self._worked_out[key]
+
+    def _returned(self, function: FunctionNode, handed: Mapping[str, ast.expr], call: int) -> object:
+        own = bindings(function.body)
+        names = {name: value for name, value in {**self.names, **own}.items() if name not in parameters(function)}
+        names.update((name, value) for name, value in handed.items() if name not in own)
         inner = Reader(self.capability, names, self.file)
-        inner._worked_out = self._worked_out
+        inner._worked_out, inner._call_of = self._worked_out, call
         values: list[object] = []
         if inner._run(function.body, values) is not True:
             values.append(None)

@@ -12,6 +12,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._audit import 
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 
 SM90, SM103, SM120 = (9, 0), (10, 3), (12, 0)
+FILLER = "".join(f"def f{number}(x):\n    for item in x:\n        yield item * {number}\n\n\n" for number in range(200))
 
 
 def audited(folder, files: dict[str, str], *hosts) -> Found:
@@ -150,6 +151,32 @@ PYTHON = {
             assert can(x.device), "no"
         """,
         ["assert", "can(x.device)", 5, 5],
+    ),
+    "helper that is handed a list": (
+        """\
+        def match(device, sm_version):
+            major, minor = get_compute_capability(device)
+            device_arch = f"{major * 10 + minor}"
+            return device_arch in sm_version
+
+        def use(x):
+            assert match(x.device, ["120", "121"]) or not match(x.device, ["100"])
+            if not match(x.device, ["90", "90a"]):
+                raise ValueError(x)
+        """,
+        ["raise", "not match(x.device, ['90', '90a'])", 8, 8],
+    ),
+    "helper that names what it is handed": (
+        """\
+        def match(device, wanted):
+            found = get_device_sm(device) in wanted
+            return found
+
+        def use(x):
+            assert match(x.device, wanted=(120,))
+            assert match(x.device, wanted=(100,))
+        """,
+        ["assert", "match(x.device, wanted=(100,))", 7, 7],
     ),
     "table": (
         """\
@@ -355,8 +382,7 @@ def test_a_gate_in_python(tmp_path, text, expected):
 @pytest.mark.parametrize("text, expected", PYTHON.values(), ids=PYTHON)
 def test_it_is_found_in_a_long_file_as_well(tmp_path, text, expected):
     """There an excerpt is all that is parsed."""
-    filler = "".join(f"def f{number}(x):\n    for item in x:\n        yield item * {number}\n\n\n" for number in range(200))
-    found = closed(tmp_path, f"{filler}{textwrap.dedent(text)}\n\n{filler}")
+    found = closed(tmp_path, f"{FILLER}{textwrap.dedent(text)}\n\n{FILLER}")
     kind, expression, line, end = expected
     assert [kind, expression, line + 1000, end + 1000] in [[item.kind, item.expression, item.line, item.end_line] for item in found]
 
@@ -380,6 +406,10 @@ NO_PYTHON_GATE = {
     "a word more in a log": "def f(x):\n    if get_device_sm() >= 90:\n        log.info('new')\n    return x\n",
     "open range": "assert torch.cuda.get_device_capability()[0] in range(9, 13)\n",
     "open text": "def f():\n    major, minor = get_device_capability()\n    name = f'{major}{minor}'\n    assert name in ('90', '120')\n",
+    "version of a library": (
+        "def f():\n    major, minor = map(int, cudnn.__version__.split('.')[:2])\n    if major == 9 and minor < 3:\n        raise Old\n"
+    ),
+    "version of the toolkit": "def f():\n    major = int(torch.version.cuda.split('.')[0])\n    if major == 11:\n        raise Old\n",
     "layout": 'def f(major):\n    return 1 if major == "k" else 2\n',
 }
 
@@ -387,6 +417,7 @@ NO_PYTHON_GATE = {
 @pytest.mark.parametrize("text", NO_PYTHON_GATE.values(), ids=NO_PYTHON_GATE)
 def test_no_gate_in_python(tmp_path, text):
     assert closed(tmp_path, text) == []
+    assert closed(tmp_path, f"{FILLER}{text}\n\n{FILLER}") == []
 
 
 CUDA = {
