@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from ansible_collections.blackwell.inference.tests.unit.plugins.filter.test_proof import RECORDED, ROOT, benchmark
+from ansible_collections.blackwell.inference.tests.unit.playbook import ROOT, recap, run_playbook
+from ansible_collections.blackwell.inference.tests.unit.plugins.filter.test_proof import RECORDED, benchmark
+
+pytestmark = pytest.mark.xdist_group("report")  # one worker, or the runs below are made again in each
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +29,13 @@ def report(tmp_path_factory) -> str:
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(json.dumps({"schema_version": 1, "name": "sglang", "configuration": {}, **benchmark(strategy, rate)}))
     hosts = {
-        "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
-        "ansible_become": False,
-        "fusion_gates_state_dir": str(folder) + "/{{ inventory_hostname }}",
-        "proof_dir": str(folder / "here"),
+        name: {"fusion_gates_state_dir": str(folder / name), "proof_dir": str(folder / "here")}
+        for name in ("benchmarked", "measured", "new")
     }
-    inventory = {"gpu-nodes": {"hosts": {name: {} for name in ("benchmarked", "measured", "new")}, "vars": hosts}}
-    (folder / "inventory.json").write_text(json.dumps(inventory))
-    done = subprocess.run(
-        [Path(sys.executable).parent / "ansible-playbook", "-i", folder / "inventory.json", ROOT / "playbooks/report.yml"],
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "WARNING" not in done.stdout + done.stderr
-    assert f"msg: {folder}/here/report.html" in done.stdout
+    printed = run_playbook(ROOT / "playbooks/report.yml", hosts, folder)
+    assert [counts["failed"] for counts in recap(printed).values()] == [0, 0, 0], printed
+    assert "WARNING" not in printed
+    assert f"msg: {folder}/here/report.html" in printed
     return (folder / "here/report.html").read_text()
 
 

@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import venv
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.blackwell.inference.tests.unit.playbook import ROOT, recap, run_playbook
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
-ROOT = Path(__file__).resolve().parents[3]
 WIRED = [name for name in yaml.safe_load((ROOT / "playbooks/vars/wiring.yml").read_text()) if name != "serving_python"]
 OPTIONS = {
     name: option
@@ -38,9 +35,6 @@ class Host:
         unpack("flashinfer-python", "0.6.1", site, "flashinfer/*")
         unpack("sglang", "0.5.8", site, "sglang/*")
         self.variables = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
-            "ansible_become": False,
             "gpu_host_nvidia_smi": str(ROOT / "demo/nvidia-smi"),
             "gpu_host_preflight": False,
             "gpu_host_ignore": OPTIONS["gpu_host_ignore"]["choices"],
@@ -58,23 +52,8 @@ class Host:
 
     def run(self, playbook: Path, *options: str, **variables: object) -> str:
         """Run a playbook with further variables in the inventory; return what was printed, on lines that are not broken."""
-        inventory = {"gpu-nodes": {"hosts": {"host": {**self.variables, **variables}}}}
-        (self.folder / "inventory.json").write_text(json.dumps(inventory))
-        return subprocess.run(
-            [Path(sys.executable).parent / "ansible-playbook", "-i", self.folder / "inventory.json", playbook, *options],
-            env={
-                **os.environ,
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_NOCOLOR": "1",
-                "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
-                "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "1",
-            },
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        ).stdout
+        unbroken = {"ANSIBLE_CALLBACK_RESULT_FORMAT": "json", "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "1"}
+        return run_playbook(playbook, {"host": {**self.variables, **variables}}, self.folder, *options, **unbroken)
 
     def site(self, *options: str, **variables: object) -> str:
         return self.run(ROOT / "playbooks/site.yml", *options, **variables)
@@ -85,9 +64,8 @@ def host(tmp_path_factory):
     return Host(tmp_path_factory.mktemp("host"))
 
 
-def recap(output: str) -> dict[str, int]:
-    [line] = re.findall(r"^host +: (.*)", output.split("PLAY RECAP")[1], re.MULTILINE)
-    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)}
+def counts(output: str) -> dict[str, int]:
+    return recap(output)["host"]
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -102,7 +80,7 @@ def test_numbers_and_booleans_may_be_given_as_text(host, given):
     outputs = [re.sub(r"/\S*ansible-tmp-\S*|ansible-local-\S*", "", output) for output in outputs]
     assert outputs[0] == outputs[1]
     assert "MAX_JOBS=0" not in outputs[1]
-    assert recap(outputs[1])["failed"] == 0, outputs[1]
+    assert counts(outputs[1])["failed"] == 0, outputs[1]
 
 
 def test_what_the_inventory_says_comes_before_what_other_roles_were_told(host, tmp_path):
@@ -130,7 +108,7 @@ def test_the_gates_follow_the_inventory_in_each_playbook(host):
         output = host.run(ROOT / f"playbooks/{playbook}.yml", "--check", "--tags", "patch,restore,verify", **told)
         assert "/none/bin" not in output
     nothing_closed = host.site("--check", "--tags", "patch", fusion_gates_compute_capability=["9.0"])
-    assert recap(nothing_closed)["changed"] == 0
+    assert counts(nothing_closed)["changed"] == 0
     assert "closed" not in nothing_closed
 
 
@@ -146,7 +124,7 @@ def test_wrong_options_are_one_line_each(host):
         "sglang_server_environment": {"MAX_JOBS": "x y"},
     }
     output = host.site("--check", **wrong)
-    assert recap(output)["failed"] == 1
+    assert counts(output)["failed"] == 1
     assert "argument_spec_data" not in output
     assert "sglang_server_alreduce: there is no such option; the nearest is sglang_server_allreduce." in output
     assert "gpu_host_stric: there is no such option; the nearest is gpu_host_strict." in output
@@ -164,7 +142,7 @@ def test_an_unknown_profile_is_refused_with_those_that_there_are(host, profile):
         f"sglang_server_profile: {profile} was found; expected one of deepseek_v3_fp8_tp8_h200, glm_5_nvfp4_mtp_tp8_rtx_pro_6000, "
         in output
     )
-    assert recap(output)["ok"] == 1
+    assert counts(output)["ok"] == 1
 
 
 def test_fusion_is_refused_on_closed_gates_and_a_restore_tells_who_asks_for_it(host):
@@ -173,20 +151,20 @@ def test_fusion_is_refused_on_closed_gates_and_a_restore_tells_who_asks_for_it(h
     assert not (host.folder / "etc").exists()
 
     first = host.site("--diff")
-    assert recap(first)["failed"] == 0, first
+    assert counts(first)["failed"] == 0, first
     assert f"{host.folder}/state/gates.sha256" in (host.folder / "units/sglang.service").read_text()
     again = host.site("--diff")
-    assert (recap(again)["changed"], recap(again)["failed"]) == (0, 0), again
-    assert recap(again)["ok"] <= 10
+    assert (counts(again)["changed"], counts(again)["failed"]) == (0, 0), again
+    assert counts(again)["ok"] <= 10
 
     predicted = host.run(ROOT / "playbooks/restore.yml", "--check")
     restored = host.run(ROOT / "playbooks/restore.yml")
-    assert (recap(predicted), recap(restored)["changed"]) == (recap(restored), 1)
+    assert (counts(predicted), counts(restored)["changed"]) == (counts(restored), 1)
     assert restored.count("restored   ") == 2
     assert "restart    pending" in restored
     assert f"{host.folder}/etc/sglang.yaml still asks for fusion. Set sglang_server_allreduce to nccl" in restored
 
     nccl = host.site("--tags", "configure", sglang_server_allreduce="nccl")
-    assert recap(nccl)["failed"] == 0, nccl
+    assert counts(nccl)["failed"] == 0, nccl
     host.site("--tags", "patch")
     assert "asks for fusion" not in host.site("--tags", "restore")

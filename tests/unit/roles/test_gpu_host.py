@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import re
-import subprocess
-import sys
 import venv
 from pathlib import Path
 
 import pytest
+from ansible_collections.blackwell.inference.tests.unit.playbook import ROOT, recap, run_role
 
-ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.xdist_group("gpu_host")  # one worker, or the runs below are made again in each
 FIXTURES = ROOT / "tests/unit/fixtures/nvidia-smi"
-PLAYBOOK = [{"hosts": "all", "gather_facts": False, "roles": ["blackwell.inference.gpu_host"]}]
 # host -> what it shows, and the role's variables
 HOSTS = {
     "simulated": (None, {"gpu_host_nvidia_smi": str(ROOT / "demo/nvidia-smi"), "gpu_host_min_count": 8}),
@@ -30,7 +26,7 @@ HOSTS = {
     "mig": ("mig-rtx-pro-6000", {}),
     "strict": ("rtx-5090-x2", {"gpu_host_strict": "true"}),
     "lenient": ("rtx-5090-x2", {"gpu_host_ignore": ["peer_access"]}),
-    "unfit": ("rtx-5090-x2", {"gpu_host_python": "{{ unfit_python }}"}),
+    "unfit": ("rtx-5090-x2", {"gpu_host_python": "{{ playbook_dir }}/unfit-venv/bin/python"}),
 }
 SCRIPT = """#!/bin/sh
 case "$*" in --query*) name=query.csv;; -q*) name=xml;; *p2p*) name=p2p.txt;; *) name=topo.txt;; esac
@@ -42,43 +38,27 @@ class Run:
     """Runs of the role on all HOSTS; what it wrote lies in ``facts``."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        hosts = {}
+        self.folder, self.hosts = folder, {}
         for host, (fixture, variables) in HOSTS.items():
             if fixture:
                 script = folder / f"{host}-nvidia-smi"
                 script.write_text(SCRIPT.format(host=FIXTURES / fixture))
                 script.chmod(0o755)
                 variables = {**variables, "gpu_host_nvidia_smi": str(script)}
-            hosts[host] = {**variables, "gpu_host_facts_dir": str(self.facts(host).parent)}
+            common = {"gpu_host_facts_dir": str(self.facts(host).parent), "gpu_host_environment": {"CUDA_HOME": "/nonexistent/cuda"}}
+            self.hosts[host] = {**variables, **common}
         venv.create(folder / "unfit-venv", symlinks=True)
         (packages,) = folder.glob("unfit-venv/lib/python*/site-packages")
         (packages / "torch").mkdir()
         (packages / "torch/__init__.py").touch()
         (packages / "torch/version.py").write_text("cuda: Optional[str] = '12.6'\n")
-        common = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
-            "unfit_python": str(folder / "unfit-venv/bin/python"),
-            "gpu_host_environment": {"CUDA_HOME": "/nonexistent/cuda"},
-        }
-        (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": common}}))
-        (folder / "play.json").write_text(json.dumps(PLAYBOOK))
 
     def facts(self, host: str) -> Path:
         return self.folder / host / "facts.d/blackwell_inference.fact"
 
     def __call__(self, *options: str) -> str:
         """Run it; return what it printed."""
-        return subprocess.run(
-            [Path(sys.executable).parent / "ansible-playbook", "-i", self.folder / "inventory.json", self.folder / "play.json", *options],
-            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORKS": "8"},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        ).stdout
+        return run_role("gpu_host", self.hosts, self.folder, *options, ANSIBLE_FORKS="8")
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +71,13 @@ def first(run):
     return run()
 
 
-def recap(printed: str) -> dict[str, tuple[int, int]]:
+def outcome(printed: str) -> dict[str, tuple[int, int]]:
     """Return host -> (changed, failed)."""
-    return {
-        host: (int(changed), int(failed)) for host, changed, failed in re.findall(r"^(\S+) +: .*changed=(\d+).*failed=(\d+)", printed, re.M)
-    }
+    return {host: (counts["changed"], counts["failed"]) for host, counts in recap(printed).items()}
 
 
 def test_who_is_refused(first):
-    assert recap(first) == {
+    assert outcome(first) == {
         "simulated": (1, 0),
         "none": (1, 0),
         "wrong-path": (0, 1),
@@ -169,11 +147,11 @@ def test_facts(first, run):
 
 def test_check_mode_and_further_runs(first, run):
     only = ("--limit", "simulated")
-    assert recap(run(*only)) == {"simulated": (0, 0)}, "a second run changes nothing"
+    assert outcome(run(*only)) == {"simulated": (0, 0)}, "a second run changes nothing"
     run.facts("simulated").unlink()
     run.facts("simulated").parent.rmdir()
     partial = run(*only, "--tags", "patch")
     assert "List the GPUs" in partial
     assert "nvcc" not in partial, "no warning is repeated in a partial run"
-    assert recap(run(*only, "--check")) == {"simulated": (1, 0)}
+    assert outcome(run(*only, "--check")) == {"simulated": (1, 0)}
     assert not run.facts("simulated").parent.exists(), "neither other tags nor check mode write"

@@ -6,17 +6,13 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from ansible_collections.blackwell.inference.tests.unit.playbook import recap, run_role
 from ansible_collections.blackwell.inference.tests.unit.wheels import WHEELS, wheel
 
-ROOT = Path(__file__).resolve().parents[3]
-PLAYBOOK = [{"hosts": "all", "gather_facts": False, "roles": ["blackwell.inference.serving_venv"]}]
 PINS = ["flashinfer-python==0.6.1", "sglang==0.5.8"]
 
 
@@ -26,29 +22,17 @@ def play(tmp_path_factory):
     folder = tmp_path_factory.mktemp("serving_venv")
     for distribution, version in (pin.split("==") for pin in (*PINS, "sglang==0.5.9")):
         wheel(distribution, version)
-    (folder / "play.json").write_text(json.dumps(PLAYBOOK))
 
     def play(*options: str, **variables: object) -> tuple[tuple[int, int], str]:
         variables = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
             "serving_venv_path": str(folder / "opt/venv"),
             "serving_venv_base_python": sys.executable,
             "serving_venv_extra_args": ["--no-deps", "--no-index", "--find-links", str(WHEELS)],
             **variables,
         }
-        (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": {"here": variables}}}))
-        printed = subprocess.run(
-            [Path(sys.executable).parent / "ansible-playbook", "-i", folder / "inventory.json", folder / "play.json", "--diff", *options],
-            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "UV_CACHE_DIR": str(folder / "uv")},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        ).stdout
-        recap = re.search(r"^here +: .*changed=(\d+).*failed=(\d+)", printed, re.M)
-        return (int(recap[1]), int(recap[2])), printed
+        printed = run_role("serving_venv", {"here": variables}, folder, "--diff", *options, UV_CACHE_DIR=str(folder / "uv"))
+        counts = recap(printed)["here"]
+        return (counts["changed"], counts["failed"]), printed
 
     play.venv = folder / "opt/venv"
     return play

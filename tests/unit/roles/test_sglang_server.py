@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.blackwell.inference.plugins.module_utils._server_neighbours import MARK
+from ansible_collections.blackwell.inference.tests.unit.playbook import ROOT, recap, run_role
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 from jinja2 import Environment
 
-ROOT = Path(__file__).resolve().parents[3]
+pytestmark = pytest.mark.xdist_group("sglang_server")  # one worker, or the runs below are made again in each
 HOST_FILES = ROOT / "roles/sglang_server/files/host"
 KEY = "a-key-to-be-told-to-nobody"
 MEMBERS = ["sglang/*.py", "sglang/srt/*.py", "sglang/srt/utils/*.py", "sglang/srt/parser/*.py", "sglang/srt/function_call/*.py"]
@@ -69,8 +70,6 @@ class Hosts:
         venv.create(folder / "venv", with_pip=False)
         unpack("sglang", "0.5.8", next((folder / "venv/lib").glob("python*/site-packages")), *MEMBERS)
         common = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
             "sglang_server_python": str(folder / "venv/bin/python"),
             "sglang_server_manage_account": False,
             "sglang_server_manage_service": False,
@@ -83,9 +82,7 @@ class Hosts:
         for host in ("forced", "wrong"):
             (folder / host / "units").mkdir(parents=True)
             (folder / host / "units/first.service").write_text(FIRST)
-        (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": HOSTS, "vars": common}}))
-        play = [{"hosts": "all", "gather_facts": False, "roles": ["blackwell.inference.sglang_server"]}]
-        (folder / "play.json").write_text(json.dumps(play))
+        self.variables = {host: {**common, **variables} for host, variables in HOSTS.items()}
         self.predicted = self.run("--check", "--diff", "--limit", "plain,wrong")
         self.written_in_check_mode = self.unit("plain").exists() or self.config("plain").exists()
         self.first = self.run("--diff", "-v")
@@ -95,14 +92,7 @@ class Hosts:
 
     def run(self, *options: str) -> str:
         """Run the role on all hosts; return what was printed."""
-        return subprocess.run(
-            [Path(sys.executable).parent / "ansible-playbook", "-i", self.folder / "inventory.json", self.folder / "play.json", *options],
-            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "ANSIBLE_FORKS": "5"},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
+        return run_role("sglang_server", self.variables, self.folder, *options, ANSIBLE_FORKS="5")
 
     def unit(self, host: str) -> Path:
         return self.folder / host / "units/sglang.service"
@@ -116,15 +106,10 @@ def hosts(tmp_path_factory):
     return Hosts(tmp_path_factory.mktemp("hosts"))
 
 
-def recap(output: str, host: str) -> dict[str, int]:
-    [line] = re.findall(rf"^{host} +: (.*)", output.split("PLAY RECAP")[1], re.MULTILINE)
-    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)}
-
-
 def test_check_mode_predicts_the_run_and_the_next_run_changes_nothing(hosts):
     assert not hosts.written_in_check_mode
     for host, failed, changed in (("plain", 0, 2), ("wrong", 1, 1)):  # folders are made before the options are checked
-        predicted, first, again = (recap(output, host) for output in (hosts.predicted, hosts.first, hosts.again))
+        predicted, first, again = (recap(output)[host] for output in (hosts.predicted, hosts.first, hosts.again))
         assert predicted == first
         assert (first["failed"], first["changed"]) == (failed, changed)
         assert (again["failed"], again["changed"]) == (failed, 0)
@@ -138,7 +123,7 @@ def test_the_configuration_holds_the_secret_and_nothing_else_does(hosts):
 
 
 def test_a_secret_that_is_taken_away_is_not_shown_either(hosts):
-    assert recap(hosts.without_secrets, "plain")["changed"] == 1
+    assert recap(hosts.without_secrets)["plain"]["changed"] == 1
     assert KEY not in hosts.without_secrets
 
 
@@ -235,7 +220,7 @@ def test_refusals_come_before_anything_is_written(line, hosts):
 def test_restart_alone_says_that_there_is_nothing_to_start(hosts):
     output = hosts.run("--tags", "restart", "--limit", "off")
     assert "sglang.service is rendered only" in output
-    assert recap(output, "off")["failed"] == 0
+    assert recap(output)["off"]["failed"] == 0
     assert "sglang.service is rendered only" not in hosts.first
 
 

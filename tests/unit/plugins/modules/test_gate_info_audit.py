@@ -6,17 +6,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import yaml
 from ansible_collections.blackwell.inference.plugins.modules import gate_info
-from ansible_collections.blackwell.inference.tests.unit.conftest import COLLECTIONS, OPENED, run_module
+from ansible_collections.blackwell.inference.tests.unit.conftest import OPENED, run_module
+from ansible_collections.blackwell.inference.tests.unit.playbook import ROOT, recap, run_playbook
 
-CHECKOUT = Path(__file__).parents[4]
 PLANTED = {"vllm/attention.py": "def f(major):\n    if major not in (9, 10):\n        raise ValueError\n    return major in table()\n"}
 
 
@@ -88,9 +84,6 @@ def test_a_file_that_cannot_be_read_is_one_line(venv):
 @pytest.fixture
 def play(venv, tmp_path):
     """Run the playbook on this machine."""
-    inventory = tmp_path / "inventory.yml"
-    host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
-    inventory.write_text(yaml.safe_dump({"gpu-nodes": {"hosts": {"node1": host}}}))
 
     def run(**variables):
         given = {
@@ -100,21 +93,7 @@ def play(venv, tmp_path):
             "audit_report_dir": str(tmp_path / "reports"),
             **variables,
         }
-        return subprocess.run(
-            [
-                Path(sys.executable).with_name("ansible-playbook"),
-                "-i",
-                inventory,
-                CHECKOUT / "playbooks/audit.yml",
-                "-e",
-                json.dumps(given),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env={**os.environ, "PWD": str(tmp_path), "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS), "ANSIBLE_HOME": str(tmp_path / "home")},
-        )
+        return run_playbook(ROOT / "playbooks/audit.yml", {"node1": {}}, tmp_path, "-e", json.dumps(given), cwd=tmp_path)
 
     return run
 
@@ -122,23 +101,25 @@ def play(venv, tmp_path):
 def test_the_playbook_fails_on_what_blocks_until_it_is_opened(venv, play, tmp_path):
     venv.install(PLANTED, releases=())
     refused = play()
-    assert refused.returncode == 2 and "closed gates on node1: 6, first flashinfer/comm/mnnvl.py:" in refused.stdout, refused.stdout
+    assert "closed gates on node1: 6, first flashinfer/comm/mnnvl.py:" in refused
+    assert recap(refused)["node1"]["failed"] == 1
     report = (tmp_path / "reports" / "node1.md").read_text()
     assert "flashinfer.trtllm_comm.majors: open it" in report and "flashinfer/jit/mla.py" in report
     assert {row["file"] for row in json.loads((tmp_path / "reports" / "node1.json").read_text())["findings"]} >= {"flashinfer/jit/mla.py"}
 
     venv.gate()
     passed = play(audit_packages=["vllm"], audit_baseline="reports/node1.json")
-    assert passed.returncode == 0, passed.stdout
+    assert recap(passed)["node1"]["failed"] == 0, passed
     report = (tmp_path / "reports" / "node1.md").read_text()
     assert "What blocks the fused allreduce: nothing" in report
     assert "vllm/attention.py" in report and "flashinfer/jit/mla.py" not in report  # the baseline knew that one
 
-    assert "closed gates on node1" in play(audit_fail_on="closed").stdout
+    assert "closed gates on node1" in play(audit_fail_on="closed")
 
 
 @pytest.mark.parametrize("option", [{"audit_fail_on": "open"}, {"audit_baseline": "gone.json"}], ids=lambda option: next(iter(option)))
 def test_the_playbook_refuses_a_wrong_option_at_once(play, tmp_path, option):
     refused = play(**option)
-    assert refused.returncode == 2 and "expected closed_on_path, closed, undecidable or never" in refused.stdout, refused.stdout
+    assert "expected closed_on_path, closed, undecidable or never" in refused
+    assert recap(refused)["node1"]["failed"] == 1
     assert not (tmp_path / "reports").exists()
