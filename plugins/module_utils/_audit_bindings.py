@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Optional, Union
 
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import is_architectural
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import FunctionNode, dotted_name
 
 # What a name is bound to: an expression, a function, or an import; None: several things, or something that is not seen.
@@ -42,10 +43,16 @@ def told(found: Assignments) -> Bindings:
     bound: dict[str, Binding] = {}
     for name, values in found.items():
         telling = [value for value in values if not _is_literal(value)] or values
+        if len(telling) > 1:  # what was kept from an earlier time, or the capability itself
+            telling = [value for value in telling if _reads_architecture(value)] or telling
         first = telling[0]
         same = len(telling) == 1 or all(value and first and ast.dump(value) == ast.dump(first) for value in telling)
         bound[name] = first if same and isinstance(first, (ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, ast.alias)) else None
     return bound
+
+
+def _reads_architecture(node: Optional[ast.AST]) -> bool:
+    return isinstance(node, (ast.Call, ast.Subscript, ast.Attribute)) and is_architectural(node)
 
 
 def _is_literal(node: Optional[ast.AST]) -> bool:

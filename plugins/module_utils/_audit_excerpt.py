@@ -20,6 +20,7 @@ from functools import cache, cached_property
 from typing import NamedTuple, Optional, Union
 
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_mentions import mentions
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import speaks
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import dotted_name
 
 
@@ -72,6 +73,8 @@ def _add(lines: list[Line], text: str, start: int, end: int) -> None:
 _QUIET = re.compile(r"[ \t]*(?:print|(?:self\.)?_?log\w*(?:\.\w+)?|warnings\.warn)\(", re.IGNORECASE)
 _OTHER = "__other__"  # stands for an expression that is left out
 _HEAD = re.compile(r"def\s+(\w+)\s*\(")
+_PROPERTY = re.compile(r"\s*@(?:functools\.)?(?:cached_)?property\s")
+_YES_OR_NO = re.compile(r"\s*return (?:True|False)\s*(?:#.*\s*)?\Z")
 _PARAMETER = re.compile(r"(?:^|[(,\n])[ \t]*([A-Za-z_]\w*)[ \t]*(?=[:=,)\n])")
 _SHORT = 24  # characters; what is returned is longer than None, False or nothing
 _LONGEST_TABLE = 1500  # characters
@@ -87,13 +90,14 @@ def pruned(text: str, lines: list[Line], wanted: set[int]) -> str:
     that numbers of lines hold.
     """
     kept = _with_surroundings(lines, wanted)
+    kept |= {index for index in range(len(lines) - 1) if index + 1 in kept and _PROPERTY.match(text, lines[index].start)}
     out: list[str] = []
     at = lines[0].start
     dropped: Optional[int] = None  # the indentation of the code that the last of ``out`` stands for
     for index, line in enumerate(lines):
         if index not in kept and dropped is not None and line.indent >= dropped:
-            if line.word == "return" and text[line.start : line.end].strip() not in ("return", "return None"):
-                out[-1] = out[-1].replace("0\n", f"if {_OTHER}: return {_OTHER}\n")
+            if line.word == "return":
+                out[-1] = _returning(out[-1], text[line.start : line.end].strip())
             continue
         out.append("\n" * text.count("\n", at, line.start))
         if index in kept:
@@ -105,6 +109,16 @@ def pruned(text: str, lines: list[Line], wanted: set[int]) -> str:
             dropped = None if quiet else line.indent
             out.append(f"{' ' * line.indent}{'pass' if quiet else '0'}\n")
     return "".join(out) + "\n" * text.count("\n", at, lines[-1].end)
+
+
+def _returning(dropped: str, statement: str) -> str:
+    """What stands for ``dropped`` code that holds a return as well. Where all that it returns is the same constant, that is kept."""
+    if statement in ("return", "return None"):
+        return dropped
+    if dropped.endswith("0\n"):
+        value = statement[len("return ") :] if statement in ("return False", "return True") else _OTHER
+        return f"{dropped[:-2]}if {_OTHER}: return {value}\n"
+    return dropped if dropped.endswith(f"{statement}\n") else re.sub(r"return \w+\n\Z", f"return {_OTHER}\n", dropped)
 
 
 def _shortened(text: str, line: Line, wanted: bool) -> str:
@@ -163,9 +177,12 @@ _CLASS = re.compile(r"class\s+(\w+(?:\([^()\n]*\))?)")
 _BODY = re.compile(r"\n([ \t]+)(?=[^\s#])")
 _MAY_BE_NONE = re.compile(r"\b(\w*arch) is\b")  # what a table gave for a capability
 # What something is compared with, or may be; then a list of what is supported, by any name.
+_WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 _CONSTANT = re.compile(r"(?:[=<>(\[]|\bin)\s*(_*[A-Z][A-Z0-9_]{2,}\b|(?:cls|self)\.\w+|_?supported_\w+)")
 _COMPARED = re.compile(r"(?:[=!<>]=|[<>]|\bin\b|supported_\w+[ \t]*=|capabilit\w*\()\s*([A-Za-z_]\w*)\b(?!\s*[(.\[])")
 _TOP_ASSIGNMENT = re.compile(r"\n([A-Za-z_]\w*)(?=[ \t]*(?::[^=\n]+)?=(?!=))")
+_INNER_ASSIGNMENT = re.compile(r"\n[ \t]+\(?([\w.]+(?:[ \t]*,[ \t]*[\w.*]+)*)\)?[ \t]*(?::[^=\n]+)?=(?!=)")
+_OTHER_SOURCE = re.compile(r"[ \t(]*\w+[ \t]*(?:/|%)|[^\n]*?(?:(?<!sm_)version|\.shape\b|nvcc|driver|gfx|gcn)", re.IGNORECASE)
 _NEXT = re.compile(r"\n(?: {4})?(?=[A-Za-z_@\"'#])")
 _GIVEN = re.compile(r"[ \t]*(?::[^=\n]+)?=(?!=)")
 _ASSIGNMENT = re.compile(r"[ \t]*[\w., \t]+(?::[^=\n]+)?=(?!=)")
@@ -220,6 +237,8 @@ class _Excerpt:
         # Names that hold something of the architecture, and what it is compared with: of the module, and of one piece.
         self._names: set[str] = set()
         self._local: dict[_Piece, set[str]] = {}
+        self._assigned: dict[_Piece, dict[str, list[int]]] = {}
+        self._sought: dict[_Piece, set[str]] = {}  # names of which it was looked up what gives them a value
 
     def around(self, offsets: Iterable[int]) -> str:
         """The text of the lines at ``offsets`` and of every line that uses what those give a name to."""
@@ -227,7 +246,7 @@ class _Excerpt:
             new = list(self._want(offsets))
             if not new:
                 break
-            offsets = [place for piece, index in new for place in self._related(piece, self._lines[piece][index])]
+            offsets = [place for piece, index in new for place in self._related(piece, index)]
         return self._joined()
 
     def _want(self, offsets: Iterable[int]) -> Iterator[tuple[_Piece, int]]:
@@ -240,7 +259,7 @@ class _Excerpt:
                 piece = found
             if piece not in self._lines:
                 self._lines[piece] = logical_lines(self.text, piece.start, piece.end)
-                self._wanted[piece], self._local[piece] = set(), set()
+                self._wanted[piece], self._local[piece], self._sought[piece] = set(), set(), set()
             lines, wanted = self._lines[piece], self._wanted[piece]
             index = bisect_right(lines, (offset, len(self.text))) - 1
             if index >= 0 and index not in wanted and lines[index].word != "raise" and not _is_string(self.text, lines[index]):
@@ -279,13 +298,15 @@ class _Excerpt:
     def _in_string(self, offset: int) -> bool:
         return any(bisect_left(quotes, offset) % 2 for quotes in self._quotes)
 
-    def _related(self, piece: _Piece, line: Line) -> Iterator[int]:
-        """Where names that ``line`` gives a value are used, and where what it compares something with gets its value."""
-        text, local = self.text[line.start : line.end], self._local[piece]
-        answers = line.word == "return" and not piece.owner and _answers(text, self._names | local)
+    def _related(self, piece: _Piece, index: int) -> Iterator[int]:
+        """Where names that a line gives a value are used, and where what it compares something with gets its value."""
+        line, local = self._lines[piece][index], self._local[piece]
+        text = self.text[line.start : line.end]
+        helpers = self._answering(piece, index) if line.word in ("return", "if", "elif") else []
+        answers = len(helpers) == 1
         named: Iterable[str] = ()
-        if answers:
-            named = self._helper(piece)
+        if helpers:
+            named = [f"{owner}.{helpers[0]}" for owner in ("self", "cls")] if piece.owner and answers else helpers[:1]
         elif line.word in ("from", "import"):
             named = _renamed(text)
         elif _ASSIGNMENT.match(text):
@@ -304,9 +325,26 @@ class _Excerpt:
         local |= compared
         for name in compared:
             yield from _all(self.text, f" {name} = ", piece.start, piece.end)
+        target, given, source = text.partition("=")
+        of_what = _WORD.findall(source) if given and "(" not in source and any(map(speaks, _WORD.findall(target))) else []
+        for name in {word for word in _WORD.findall(text) if speaks(word)}.union(of_what) - self._sought[piece]:
+            self._sought[piece].add(name)
+            yield from self._given_in(piece).get(name, ())
+            yield from (at for at in self._top.get(name, ()) if _OTHER_SOURCE.match(self.text, self.text.find("=", at) + 1))
         for name in compared.union(_CONSTANT.findall(text)) - self._names:
             self._names.add(name)
             yield from self._given(name)
+
+    def _given_in(self, piece: _Piece) -> dict[str, list[int]]:
+        """Where the statements of ``piece`` give a name what may have nothing to do with the architecture, whatever the name says."""
+        if piece not in self._assigned:
+            places: dict[str, list[int]] = {}
+            self._assigned[piece] = places
+            for match in _INNER_ASSIGNMENT.finditer(self.text, piece.start, piece.end):
+                if _OTHER_SOURCE.match(self.text, match.end()):
+                    for name in _WORD.findall(match[1]):
+                        places.setdefault(name, []).append(match.end() - 1)
+        return self._assigned[piece]
 
     def _given(self, name: str) -> Iterator[int]:
         """Where ``name`` gets its value at module level, or ``self.name`` and ``cls.name`` in a class, unless that is long."""
@@ -326,11 +364,23 @@ class _Excerpt:
             places.setdefault(match[1], []).append(match.start())
         return places
 
-    def _helper(self, piece: _Piece) -> list[str]:
-        """The name of the function that ``piece`` is."""
-        head = next((line for line in self._lines[piece] if line.word == "def"), None)
-        named = _HEAD.search(self.text, head.start, head.end) if head else None
-        return [named[1]] if named else []
+    def _answering(self, piece: _Piece, index: int) -> list[str]:
+        """The functions around a line that returns the answer to a predicate, from the inside outwards; none where it does not."""
+        lines = self._lines[piece]
+        text = self.text[lines[index].start : lines[index].end]
+        if lines[index].word == "return":
+            answers = _answers(text, self._names | self._local[piece])
+        else:
+            following = lines[index + 1] if index + 1 < len(lines) else lines[index]
+            answers = bool(_YES_OR_NO.search(text) or _YES_OR_NO.fullmatch(self.text[following.start : following.end]))
+        heads: list[str] = []
+        indent = lines[index].indent
+        for line in reversed(lines[:index]) if answers else ():
+            if line.indent < indent:
+                indent = line.indent
+                head = _HEAD.search(self.text, line.start, line.end) if line.word in ("def", "async") else None
+                heads += [head[1]] if head else []
+        return heads
 
     def _length(self, offset: int) -> int:
         """How long the statement is that starts at ``offset``."""
@@ -448,7 +498,9 @@ def is_architectural(node: ast.expr, known: Container[str] = ()) -> bool:
         return is_architectural(node.generators[0].iter, known)
     if isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        return bool(_SOURCE.search(name)) or (name in _WRAPPERS and any(is_architectural(argument, known) for argument in node.args))
+        if _SOURCE.search(name) or dotted_name(node.func) in known:
+            return True
+        return name in _WRAPPERS and any(is_architectural(argument, known) for argument in node.args)
     if isinstance(node, (ast.Name, ast.Attribute)):
         name = dotted_name(node)
         own = name.rpartition(".")[2]

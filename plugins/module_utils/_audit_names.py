@@ -99,6 +99,7 @@ def _flagged(capability: Capability, number: str, suffix: Optional[str], other: 
     return any(item == major * 10 + minor or (by_major and item // 10 == major) for item in wanted)
 
 
+@cache
 def speaks(name: str) -> bool:
     """Whether a name that a file is handed stands for an architecture."""
     return not isinstance(meaning(name, (12, 0)), Unknown)

@@ -19,7 +19,13 @@ from ansible_collections.blackwell.inference.plugins.module_utils._audit_binding
     told,
 )
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate, is_left_over
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import COPIES, Architecture, Unknown, asks_architecture
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import (
+    COPIES,
+    Architecture,
+    Unknown,
+    asks_architecture,
+    speaks,
+)
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_values import Reader, equal, walk
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, FunctionNode, dotted_name
 
@@ -116,9 +122,12 @@ class _File:
         """``node`` as source text, with what the names in it that tell nothing by themselves stand for."""
         text = ast.unparse(node)
         meant = []
-        for name in dict.fromkeys(dotted_name(part) for part in walk(node) if isinstance(part, (ast.Name, ast.Attribute))):
+        parts = {dotted_name(part): part for part in walk(node) if isinstance(part, (ast.Name, ast.Attribute))}
+        for name, part in parts.items():
             value = place.names.get(name)
-            if isinstance(value, (ast.BoolOp, ast.Compare, ast.UnaryOp)) and name in text:
+            if not isinstance(value, (ast.BoolOp, ast.Compare, ast.UnaryOp)) or name not in text:
+                continue
+            if self._truth(part, place) is not None:
                 meant.append(f"{name} = {ast.unparse(value)}")
                 self._explained.add(name)
         return f"{text}, where {', '.join(meant)}" if meant else text
@@ -345,8 +354,9 @@ class _File:
         reader = place.reader(self._host)
         for part in walk(node):
             if isinstance(part, (ast.Compare, ast.Call)) and asks_architecture(part):
-                value = reader.value(part)
-                if isinstance(value, Unknown):
+                names = [reader.value(item) for item in walk(part) if isinstance(item, ast.Name) and speaks(item.id)]
+                of_other = any(isinstance(value, Unknown) and not value.architecture for value in names)
+                if isinstance(reader.value(part), Unknown) and not of_other:
                     self.undecided.append(Undecided(node.lineno, ast.unparse(node), place.owner))
                     return
 
@@ -381,7 +391,8 @@ def _attributes(node: ast.ClassDef, heirs: Iterable[ast.ClassDef]) -> Bindings:
 
 
 def _class_level(node: ast.ClassDef) -> Assignments:
-    return assigned(statement for statement in node.body if isinstance(statement, (ast.Assign, ast.AnnAssign)))
+    kinds = (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.AsyncFunctionDef)
+    return assigned(statement for statement in node.body if isinstance(statement, kinds))
 
 
 def _heirs(node: ast.ClassDef, classes: Iterable[ast.ClassDef]) -> list[ast.ClassDef]:

@@ -31,6 +31,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._predicate imp
 
 # `is_blackwell()` means the datacenter chips alone in this part of sglang, which has platform classes of its own.
 _DATACENTER_ONLY = "sglang/multimodal_gen/"
+_OF_OTHER = re.compile(r"(?<!sm_)version|\.shape\b|nvcc|driver|gfx|gcn", re.IGNORECASE)
 _ASKS_AT_LEAST = frozenset({"has_device_capability", "is_device_capability_at_least"})
 _FIXED: Mapping[str, object] = {"TYPE_CHECKING": False, "typing.TYPE_CHECKING": False, "__name__": "", "torch.version.hip": None}
 
@@ -82,7 +83,17 @@ class Reader:
         binding = self.names[name]
         if isinstance(binding, ast.alias):
             return meaning(binding.name.rpartition(".")[2], self.capability)
-        return self._once(binding) if isinstance(binding, ast.expr) else UNDECIDED if speaks(name) else UNKNOWN
+        if not isinstance(binding, ast.expr):
+            return UNDECIDED if speaks(name) else UNKNOWN
+        value = self._once(binding)
+        # What cannot be followed is what it is called, unless it is seen to be the version of something else.
+        return (
+            value if not isinstance(value, Unknown) or value.architecture or self._is_of_other(binding) else meaning(name, self.capability)
+        )
+
+    def _is_of_other(self, binding: ast.expr) -> bool:
+        bound = (self.names.get(part.id) for part in walk(binding) if isinstance(part, ast.Name))
+        return any(_OF_OTHER.search(ast.unparse(part)) for part in (binding, *bound) if isinstance(part, ast.expr))
 
     def _once(self, binding: ast.expr) -> object:
         key = id(binding), self._call_of
@@ -93,8 +104,12 @@ class Reader:
 
     def _attribute(self, node: ast.Attribute) -> object:
         dotted = dotted_name(node)
-        if dotted in self.names:
-            binding = self.names[dotted]
+        binding = self.names.get(dotted)
+        if isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            value = self._answer(binding, {}) if _is_property(binding) else UNKNOWN
+            if not isinstance(value, Unknown):
+                return value
+        elif dotted in self.names:
             return self._once(binding) if isinstance(binding, ast.expr) else UNDECIDED if speaks(node.attr) else UNKNOWN
         if dotted in _FIXED:
             return _FIXED[dotted]
@@ -133,7 +148,7 @@ class Reader:
             return own >= least if isinstance(least, (int, tuple)) else UNDECIDED  # type: ignore[operator]
         if name == "is_available" and dotted_name(function) == "torch.cuda.is_available":
             return True
-        binding = self.names.get(name) if isinstance(function, ast.Name) else None
+        binding = self.names.get(dotted_name(function))
         if isinstance(binding, ast.alias):
             name = binding.name.rpartition(".")[2]
         elif isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -204,7 +219,8 @@ class Reader:
             elif isinstance(statement, (ast.For, ast.While, ast.With, ast.Try)):
                 blocks = [statement.body, *(handler.body for handler in getattr(statement, "handlers", ()))]
                 left = [self._run(block, values) for block in blocks]
-                gone = None if any(item is not False for item in left) else False
+                whole = isinstance(statement, (ast.With, ast.Try)) and all(left)
+                gone = True if whole else None if any(item is not False for item in left) else False
             if gone:
                 return True
             leaves = None if gone is None else leaves
@@ -310,6 +326,10 @@ _BINARY: Mapping[type, Callable[[int, int], int]] = {
 
 
 _AS_IT_IS = (-1, ord("s"))  # the conversions of a formatted value that leave a text as it is
+
+
+def _is_property(function: FunctionNode) -> bool:
+    return any(last_name(decorator) in ("property", "cached_property") for decorator in function.decorator_list)
 
 
 def _copied(kind: str, value: object) -> object:

@@ -152,6 +152,91 @@ PYTHON = {
         """,
         ["assert", "can(x.device)", 5, 5],
     ),
+    "helper that asks for more": (
+        """\
+        def can(x):
+            if not x.ready:
+                return False
+            return get_compute_capability(x.device)[0] in (9, 10)
+
+        def use(x):
+            if not can(x):
+                raise ValueError(x)
+        """,
+        ["raise", "not can(x)", 7, 7],
+    ),
+    "helper that answers yes or no": (
+        """\
+        def can(device):
+            if get_compute_capability(device)[0] == 9:
+                return True
+            return False
+
+        def use(x):
+            assert can(x.device)
+        """,
+        ["assert", "can(x.device)", 7, 7],
+    ),
+    "helper that may fail": (
+        """\
+        def can(device):
+            try:
+                return get_compute_capability(device)[0] == 9
+            except RuntimeError:
+                return False
+
+        def use(x):
+            assert can(x.device)
+        """,
+        ["assert", "can(x.device)", 8, 8],
+    ),
+    "helper whose answer has a name": (
+        """\
+        def can(device):
+            return get_compute_capability(device)[0] == 9
+
+        def use(x):
+            fast = can(x.device)
+            if fast:
+                x.run()
+        """,
+        ["condition", "fast", 6, 6],
+    ),
+    "helper in a function": (
+        """\
+        def use(x):
+            def can():
+                return get_compute_capability(x.device)[0] == 9
+
+            assert can()
+        """,
+        ["assert", "can()", 5, 5],
+    ),
+    "method": (
+        """\
+        class Runner:
+            def can(self):
+                return get_compute_capability(self.device)[0] == 9
+
+            def run(self):
+                if not self.can():
+                    raise RuntimeError
+        """,
+        ["raise", "not self.can()", 6, 6],
+    ),
+    "property": (
+        """\
+        class Runner:
+            @functools.cached_property
+            def fast(self):
+                return get_compute_capability(self.device)[0] == 9
+
+            def run(self, x):
+                if self.fast:
+                    x.run()
+        """,
+        ["condition", "self.fast", 7, 7],
+    ),
     "helper that is handed a list": (
         """\
         def match(device, sm_version):
@@ -376,7 +461,7 @@ def test_a_gate_in_python(tmp_path, text, expected):
     found = [[item.kind, item.expression, item.line, item.end_line] for item in closed(tmp_path, text)]
     assert expected in found
     # What it is made of may be listed as well, but nothing else is.
-    assert {kind for kind, *_rest in found} <= {"decorator", "assignment", "return", expected[0]}
+    assert {kind for kind, *_rest in found} <= {"decorator", "assignment", "return", "condition", expected[0]}
 
 
 @pytest.mark.parametrize("text, expected", PYTHON.values(), ids=PYTHON)
@@ -401,15 +486,25 @@ NO_PYTHON_GATE = {
     "open": "assert get_device_sm() >= 90\nflags(supported_major_versions=[9, 10, 12])\n",
     "open to everything": "flags(supported_major_versions=None)\n",
     "older hardware": "def f(x):\n    if torch.cuda.get_device_capability() < (8, 0):\n        return slow(x)\n    return fast(x)\n",
+    "helper that lets this host through": (
+        "def can(x):\n    if not x.ready:\n        return False\n    return get_device_sm() >= 90\ndef use(x):\n    assert can(x)\n"
+    ),
+    "method that another class has as well": (
+        "class A:\n    def can(self):\n        return get_device_sm() >= 90\n    def run(self):\n        assert self.can()\n"
+        "class B(A):\n    def can(self):\n        return True\n"
+    ),
     "of a model": 'def f(model_arch, x):\n    if model_arch == "DeepseekV3ForCausalLM":\n        x.fast()\n',
     "toolkit": "if torch.version.cuda and cuda_major == 11:\n    raise ValueError\n",
     "a word more in a log": "def f(x):\n    if get_device_sm() >= 90:\n        log.info('new')\n    return x\n",
     "open range": "assert torch.cuda.get_device_capability()[0] in range(9, 13)\n",
     "open text": "def f():\n    major, minor = get_device_capability()\n    name = f'{major}{minor}'\n    assert name in ('90', '120')\n",
     "version of a library": (
-        "def f():\n    major, minor = map(int, cudnn.__version__.split('.')[:2])\n    if major == 9 and minor < 3:\n        raise Old\n"
+        "def f():\n    major, minor = map(int, cudnn.__version__.split('.')[:2])\n    assert major == 9 and minor < 3\n"
     ),
-    "version of the toolkit": "def f():\n    major = int(torch.version.cuda.split('.')[0])\n    if major == 11:\n        raise Old\n",
+    "version in a function of its own": "def f():\n    major, minor = get_cuda_version()\n    assert major == 9\n",
+    "number of a version": "def f():\n    v = torch.backends.cudnn.version()\n    major = v // 10000\n    assert major == 9\n",
+    "shape": "def f(x):\n    major, minor = x.shape\n    assert major == 9\n",
+    "version of the toolkit": "def f():\n    major = int(torch.version.cuda.split('.')[0])\n    assert major == 11\n",
     "layout": 'def f(major):\n    return 1 if major == "k" else 2\n',
 }
 
