@@ -49,6 +49,7 @@ class Gate(NamedTuple):
     admits: Mapping[Capability, str]  # the capabilities that it may be opened for, each with the reason
     refuses: str  # why it is not opened for any other
     until: str = ""  # the last release that has it; empty: it is still there
+    open_since: str = ""  # the release from which on upstream has it open for what it admits; empty: never
     needs: tuple[str, ...] = ()  # gates that must be open beside it: without them an open one is worse than a closed one
     path: tuple[Uses, ...] = ()  # empty: always on the path
     jit_module: str = ""  # the JIT module whose build depends on it
@@ -59,7 +60,7 @@ class Gate(NamedTuple):
         return self._replace(admits={}, refuses=self.optional) if self.optional else self
 
 
-# The newest releases that were looked at. A later one with the same shapes works, and is reported as newer than tested.
+# The newest releases that were looked at. A later one with the same shapes is opened too, unless that is refused, and is reported as newer.
 NEWEST_TESTED: Mapping[str, str] = {"flashinfer": "0.7.4", "sglang": "0.5.23"}
 
 _SM120: Capability = (12, 0)
@@ -113,6 +114,7 @@ GATES: tuple[Gate, ...] = (
         keeps_shut="compiling the fused allreduce kernels (JIT module trtllm_comm)",
         places=(Place("flashinfer/jit/comm.py", MajorList("gen_trtllm_comm_module")),),
         since="0.3.0",
+        open_since="0.6.17",
         admits={_SM120: _KERNELS_RUN},
         refuses=_ONLY_SM120,
         needs=("flashinfer.trtllm_comm.prebuilt",),
@@ -134,6 +136,7 @@ GATES: tuple[Gate, ...] = (
             ),
         ),
         since="0.6.0",
+        open_since="0.6.15",
         admits={_SM120: _NO_MULTICAST_NEEDED},
         refuses=_ONLY_SM120,
         needs=("flashinfer.workspace.multicast_granularity",),
@@ -156,6 +159,7 @@ GATES: tuple[Gate, ...] = (
             ),
         ),
         since="0.6.0",
+        open_since="0.6.15",
         admits={_SM120: _NO_MULTICAST_NEEDED},
         refuses=_ONLY_SM120,
         needs=("flashinfer.workspace.multicast_device",),
@@ -214,6 +218,7 @@ GATES: tuple[Gate, ...] = (
         keeps_shut="the kernels of trtllm_custom_all_reduce, which are compiled empty",
         places=(Place(_ALLREDUCE_KERNELS, ArchGuards()),),
         since="0.3.0",
+        open_since="0.6.17",
         admits={_SM120: _UPSTREAM_FIXED_IT},
         refuses=_ONLY_SM120,
         needs=_UNFUSED[1:],
@@ -231,6 +236,7 @@ GATES: tuple[Gate, ...] = (
             ),
         ),
         since="0.3.0",
+        open_since="0.6.17",
         admits={_SM120: _UPSTREAM_FIXED_IT},
         refuses=_ONLY_WITH_GUARDS,
         needs=(_UNFUSED[0], _UNFUSED[2]),
@@ -253,6 +259,7 @@ GATES: tuple[Gate, ...] = (
             ),
         ),
         since="0.3.0",
+        open_since="0.6.17",
         admits={_SM120: _UPSTREAM_FIXED_IT},
         refuses=_ONLY_WITH_GUARDS,
         needs=_UNFUSED[:2],

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._gpu import de
 from ansible_collections.blackwell.inference.plugins.module_utils._opening import recovered
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
+from ansible_collections.blackwell.inference.plugins.module_utils._starting_servers import started_before
 from ansible_collections.blackwell.inference.plugins.module_utils._store import Store
 from ansible_collections.blackwell.inference.plugins.module_utils._survey import Installation
 from ansible_collections.blackwell.inference.plugins.module_utils._version import COLLECTION_VERSION
@@ -64,3 +67,16 @@ def stale_jit_modules(installation: Installation) -> list[str]:
     """The JIT modules that this run or an earlier one made stale, and that nobody has cleared."""
     flashinfer = installation.site.packages.get("flashinfer")
     return installation.store.stale_modules(flashinfer.root) if flashinfer else []
+
+
+def restart_pending(installation: Installation, written_now: bool = False) -> list[str]:
+    """The processes of servers that were started before a file with gates was last written, and go on with what it held then.
+
+    Args:
+        written_now: Count the files as written now, for a run that writes them or would.
+    """
+    written: dict[str, float] = {}
+    for file in installation.files():
+        root = installation.package(file.name.split("/", 1)[0]).root
+        written[root] = max(written.get(root, 0), time.time() if written_now else os.path.getmtime(file.path))
+    return list(dict.fromkeys(process for root, moment in written.items() for process in started_before(root, moment)))

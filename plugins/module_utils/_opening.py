@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple, Optional
 
-from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import BY_ID, GATES, Gate
+from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import BY_ID, GATES, NEWEST_TESTED, Gate
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import KNOWN_CAPABILITIES, parse_capability
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import Package
@@ -23,6 +23,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._survey import
     Finding,
     Installation,
     InstalledFile,
+    newer_than_tested,
     spelled,
     survey,
 )
@@ -188,6 +189,19 @@ def refuse_unwritable(plan: Plan, installation: Installation) -> None:
         installation.store.refuse_unwritable()
 
 
+def refuse_untested(plan: Plan, installation: Installation) -> None:
+    """Raise InferenceError where a release is edited that is newer than the newest one tested."""
+    for package in (_package(installation, old) for old, _new in plan.changes):
+        if newer_than_tested(package.name, package.version):
+            tested = NEWEST_TESTED[package.name]
+            raise InferenceError(
+                f"{package.distribution} {package.version}",
+                f"a gate is closed in it, and it is newer than {tested}",
+                f"{tested}, the newest release tested, or an older one (untested=refuse)",
+                f"{NOTHING_CHANGED} Install that, or run with untested=open (fusion_gates_untested in a play).",
+            )
+
+
 def verify_on_disk(plan: Plan, installation: Installation, capabilities: tuple[Capability, ...], gates: tuple[Gate, ...]) -> None:
     """Raise InferenceError unless ``installation``, read again, has the verdicts that ``plan`` promised."""
     for promised, found in zip(plan.after, survey(installation, capabilities, gates)):
@@ -267,12 +281,12 @@ def _to_open(installation: Installation, findings: list[Finding], capabilities: 
         if finding.verdict == "unknown" or (finding.verdict == "conflict" and not force):
             conflict = finding.verdict == "conflict"
             problem = "is in conflict" if conflict else "is not recognised"
-            remedy = installation.package(finding.gate.package).reinstall
+            keep = ", or run with force=true (fusion_gates_force in a play) to keep that edit and open the gate" if conflict else ""
             raise InferenceError(
                 f"{finding.place.file}:{finding.line}",
                 f"gate {finding.gate.id} {problem} ({finding.expression}; {finding.reason})",
                 f"{finding.gate.package} {finding.version} as released",
-                f"{NOTHING_CHANGED} {remedy}{', or run with force=true to keep that edit and open the gate' if conflict else ''}",
+                f"{NOTHING_CHANGED} {installation.package(finding.gate.package).reinstall}{keep}",
             )
         if finding.verdict in ("closed", "conflict"):
             targets.setdefault(finding.place.file, set()).add(finding.gate.id)
@@ -307,7 +321,7 @@ def _foreign_pristine(installation: Installation, file: InstalledFile, force: bo
     if file.entry is None and stored is None and not lost:
         return None
     reinstall = f"{_package(installation, file).reinstall}, or leave its gates out of the option gates."
-    remedy = "Run with force=true to restore it." if stored is not None else reinstall
+    remedy = "Run with force=true (fusion_gates_force in a play) to restore it." if stored is not None else reinstall
     raise InferenceError(
         file.path,
         "it is not as released, and not as this collection left it",

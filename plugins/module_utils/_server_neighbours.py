@@ -1,7 +1,7 @@
 # Copyright (c) blackwell.inference contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Other servers of this host: two of them on one port or one GPU would fail one after the other."""
+"""Other servers of this host, and files of others: two servers on one port or one GPU would fail one after the other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-MARK = "# Managed by blackwell.inference"  # first line of the units that the role writes
+MARK = "# Managed by blackwell.inference"  # how the files start that the role writes
 DEFAULT_PORT = 30000
+
+_RETIRE = "ansible-playbook blackwell.inference.site -l HOST -e sglang_server_state=absent -e sglang_server_name="
 
 _CONFIG = re.compile(r'^ExecStart=.* --config "([^"]+)"', re.MULTILINE)
 _PORT_ARGUMENT = re.compile(r'^ExecStart=.* "--port=(\d+)"', re.MULTILINE)
@@ -39,11 +41,22 @@ def overlaps(unit: str, values: dict[str, Any], environment: dict[str, str]) -> 
     lines = []
     for theirs in _neighbours(path):
         if theirs.port == ours.port:
-            lines.append(f"port: {ours.port} is that of {theirs.unit}; expected another one")
+            lines.append(f"port: {ours.port} is that of {theirs.unit}; expected another one. {_way_out(theirs)}")
         shared = _shared(ours.gpus, theirs.gpus)
         if shared:
-            lines.append(f"CUDA_VISIBLE_DEVICES: {theirs.unit} uses {shared}, too; expected others for each server in sglang_server_gpus")
+            line = f"CUDA_VISIBLE_DEVICES: {theirs.unit} uses {shared}, too; expected others for each server in sglang_server_gpus"
+            lines.append(f"{line}. {_way_out(theirs)}")
     return lines
+
+
+def _way_out(theirs: Server) -> str:
+    return f"If {theirs.unit} is to go: {_RETIRE}{theirs.unit[: -len('.service')]}"
+
+
+def written_by_hand(files: list[str]) -> list[str]:
+    """Return those of the files that hold something and were not written by the role."""
+    texts = {file: _text(Path(file)) for file in files}
+    return [file for file, text in texts.items() if text and not text.startswith(MARK)]
 
 
 def _neighbours(unit: Path) -> list[Server]:

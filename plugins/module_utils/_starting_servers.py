@@ -1,15 +1,18 @@
 # Copyright (c) blackwell.inference contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Servers that are just starting: their ranks import the packages one after another, so nothing may be edited then."""
+"""Servers that import from a venv. While they start, their ranks do so one after another; later, whenever they need one more."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Set
 from pathlib import Path
 
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._processes import describe, others
+from ansible_collections.blackwell.inference.plugins.module_utils._remedy import FULL_RUN
 
 # Ranks are spawned, and have imported what they need, well before a model's weights are loaded.
 SETTLED_AFTER_SECONDS = 120
@@ -26,6 +29,24 @@ def refuse_starting_server(root: str) -> None:
                 f"no server younger than {SETTLED_AFTER_SECONDS} s",
                 "Nothing was changed; its ranks may still be importing, so wait and run again.",
             )
+
+
+def refuse_running_server(root: str, stopped: Set[int] = frozenset()) -> bool:
+    """Return whether a server that is ``stopped`` before, these processes, imports from ``root`` (a site-packages folder).
+
+    Raises:
+        InferenceError: Another one does.
+    """
+    users = {pid for pid in others() if _serves_from(pid, root)}
+    for pid in sorted(users - stopped):
+        remedy = f"Stop it first; the full run stops the server that it is for: {FULL_RUN}."
+        raise InferenceError(root, f"{describe(pid)} imports from there", "packages that no server uses", remedy)
+    return bool(users)
+
+
+def started_before(root: str, moment: float) -> list[str]:
+    """The processes of servers that import from ``root`` and were started before ``moment``, in seconds since the epoch."""
+    return [describe(pid) for pid in others() if _serves_from(pid, root) and time.time() - _age(pid) < moment]
 
 
 def _serves_from(pid: int, root: str) -> bool:

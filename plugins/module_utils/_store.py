@@ -9,7 +9,8 @@ Everything lies in one folder (root, 0750)::
     ledgers/<site>.json      what was edited below one site-packages folder; for people, too. Its name ends in a checksum
                              of the folder's path, so that no two folders share one
     pristine/<sha256>        the bytes of every edited file as it was before
-    gates.sha256             the edited files as they must be, for `sha256sum --check` before the server starts
+    gates.sha256             the edited files of all ledgers as they must be, for `sha256sum --check`; before a server starts, those
+                             of the folders that it imports from are checked
     stale/<site>/<module>    an empty file for each JIT module that an edit made stale and that was not cleared since
 
 A release's ``dist-info/RECORD`` is the second witness of pristine bytes, and the only one after the folder was lost.
@@ -140,24 +141,24 @@ class Store:
                 _remove(path)
 
     def is_settled(self) -> bool:
-        """Whether the checksum list fits the ledgers, and nothing is left of a run that was killed."""
-        lines, _needed, unfinished = self._contents({})
+        """Whether the checksum list fits the ledgers, and nothing is left of a run that was killed or of a folder that is gone."""
+        lines, _needed, left = self._contents({})
         try:
             with open(self._checksums, "rb") as file:
-                return file.read() == lines and not unfinished
+                return file.read() == lines and not left
         except OSError:
-            return not lines and not unfinished
+            return not lines and not left
 
     def settle(self, ledgers: Ledgers, instead_of: Ledgers) -> None:
         """Put ``ledgers`` in place, and let everything else in the folder follow.
 
-        Pristine bytes that only those that they stand ``instead_of`` named are dropped. Others stay: if a ledger was
-        lost, they are what a restore has.
+        The ledger of a folder that is gone goes, too. Pristine bytes that only those that they stand ``instead_of``
+        named are dropped. Others stay: if a ledger was lost, or a disk was not mounted, they are what a restore has.
         """
         named = {entry.sha256_before for entries in instead_of.values() for entry in entries.values()}
-        lines, needed, unfinished = self._contents(ledgers)
+        lines, needed, left = self._contents(ledgers)
         with _clear(self.folder):
-            for path in [*unfinished, *(os.path.join(self.folder, "pristine", sha256) for sha256 in sorted(named - needed))]:
+            for path in [*left, *(os.path.join(self.folder, "pristine", sha256) for sha256 in sorted(named - needed))]:
                 _remove(path)
         for root, entries in ledgers.items():
             self.write_ledger(root, entries)
@@ -168,20 +169,24 @@ class Store:
                 _remove(self._checksums)
 
     def _contents(self, ledgers: Ledgers) -> tuple[bytes, set[str], list[str]]:
-        """With ``ledgers`` in place: the checksum list, the pristine bytes that are named, and files that were not finished."""
+        """With ``ledgers`` in place: the checksum list, the pristine bytes that are named, and files that have no more use."""
         found = {self._ledger_path(root): (root, dict(entries)) for root, entries in ledgers.items()}
-        unfinished: list[str] = []
+        left: list[str] = []
         for folder, _folders, names in os.walk(self.folder):
             for path in (os.path.join(folder, name) for name in names):
                 if path.endswith(_UNFINISHED):
-                    unfinished.append(path)
+                    left.append(path)
                 elif os.path.basename(folder) == "ledgers" and path not in found:
                     with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
                         content = json.load(file)
-                        found[path] = (content["site_packages"], _entries(content))
-        entries = [(root, name, entry) for _path, (root, named) in sorted(found.items()) for name, entry in named.items()]
-        lines = [b"%s  %s\n" % (entry.sha256_after.encode(), os.fsencode(os.path.join(root, name))) for root, name, entry in entries]
-        return b"".join(lines), {entry.sha256_before for _root, _name, entry in entries}, unfinished
+                        root, entries = content["site_packages"], _entries(content)
+                        if _is_gone(root):
+                            left.append(path)
+                        else:
+                            found[path] = root, entries
+        rows = [(root, name, entry) for _path, (root, named) in sorted(found.items()) for name, entry in named.items()]
+        lines = [b"%s  %s\n" % (entry.sha256_after.encode(), os.fsencode(os.path.join(root, name))) for root, name, entry in rows]
+        return b"".join(lines), {entry.sha256_before for _root, _name, entry in rows}, left
 
     @property
     def _checksums(self) -> str:
@@ -251,6 +256,17 @@ class Store:
 def _site_name(root: str) -> str:
     """A file name for a site-packages folder: readable, and unlike that of every other folder."""
     return f"{re.sub(r'[^A-Za-z0-9._]+', '-', root).strip('-')[-100:]}-{checksum(os.fsencode(root))[:8]}"
+
+
+def _is_gone(folder: str) -> bool:
+    """Whether there is no such folder; one that cannot be looked at is not gone."""
+    try:
+        os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 class _NoLedger(ValueError):

@@ -238,9 +238,9 @@ def _judge(gate: Gate, reading: Reading, capabilities: tuple[Capability, ...], f
     if closed and file.foreign:
         return "conflict", "the file is not as released, not by this collection, and the gate is closed in it"
     if closed:
-        return "closed", gate.admits[closed[0]]
+        return "closed", gate.admits[closed[0]] + _closed_again(gate, version)
     if file.ours and file.entry is not None and gate.id in file.entry.gates:
-        return "opened", "by this collection"
+        return "opened", f"by this collection{_closed_again(gate, version)}"
     if file.foreign:
         return "open", _BY_OTHERS
     return "open", "as released"
@@ -251,6 +251,13 @@ def _unknown(gate: Gate, version: str) -> str:
         f"; {version} is newer than {NEWEST_TESTED[gate.package]}, the newest tested" if newer_than_tested(gate.package, version) else ""
     )
     return f"the gate is not in a shape that is recognised{newer}"
+
+
+def _closed_again(gate: Gate, version: str) -> str:
+    """What an upstream that has taken a compute capability out again may have known, for a gate that is closed as released."""
+    if not gate.open_since or version == UNKNOWN_VERSION or _order(version) < _order(gate.open_since):
+        return ""
+    return f"; upstream had it open from {gate.open_since} on, and {version} has closed it again: find out why before it is relied on"
 
 
 def newer_than_tested(package: str, version: str) -> bool:

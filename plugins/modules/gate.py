@@ -72,6 +72,15 @@ options:
       - With O(state=restored), restore a file although somebody else has edited it since.
     type: bool
     default: false
+  untested:
+    description:
+      - With O(state=open), what becomes of a closed gate in a release that is newer than the newest one tested, where it is recognised.
+      - V(open) opens it like any other. Its reason tells where upstream had it open before and has closed it again.
+      - V(refuse) fails before anything is written.
+    type: str
+    choices: [open, refuse]
+    default: open
+    version_added: 0.2.0
   pycache_prefix:
     description:
       - E(PYTHONPYCACHEPREFIX) of the server, if it has one. Compiled files of the edited sources are removed there, too.
@@ -191,6 +200,12 @@ restart_required:
   description: Whether files have changed that a running server has imported.
   returned: success
   type: bool
+restart_pending:
+  description: Processes of servers that go on with what they imported before files with gates were last written.
+  returned: success
+  type: list
+  elements: str
+  sample: []
 packages:
   description: The packages that were read, by import name.
   returned: success
@@ -229,6 +244,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._opening impor
     execute,
     plan_opening,
     plan_restoring,
+    refuse_untested,
     refuse_unwritable,
     verify_on_disk,
 )
@@ -246,12 +262,21 @@ def run(module: AnsibleModule) -> dict:
     # What was opened is undone whatever GPUs the host has by now, and whatever its driver says.
     capabilities = options.capabilities(parameters) if opening or parameters["compute_capability"] else options.admitted_capabilities()
     if not capabilities:
-        return {"changed": False, "files": [], "stale_jit_modules": [], "restart_required": False, **report(None, (), [])}
+        return {
+            "changed": False,
+            "files": [],
+            "stale_jit_modules": [],
+            "restart_required": False,
+            "restart_pending": [],
+            **report(None, (), []),
+        }
 
     def look():
         installation = options.installation(parameters, gates)
         make_plan = plan_opening if opening else plan_restoring
         plan = make_plan(installation, capabilities, gates, parameters["force"], COLLECTION_VERSION)
+        if opening and parameters["untested"] == "refuse":
+            refuse_untested(plan, installation)
         for root in plan.roots(installation):
             refuse_starting_server(root)
         refuse_unwritable(plan, installation)
@@ -272,6 +297,7 @@ def run(module: AnsibleModule) -> dict:
         "files": [{"path": old.path, "sha256_before": old.sha256, "sha256_after": new.sha256} for old, new in plan.changes],
         "stale_jit_modules": sorted(stale),
         "restart_required": bool(plan.changes),
+        "restart_pending": options.restart_pending(installation, written_now=bool(plan.changes)),
         "diff": plan.diffs(installation),
         **result,
     }
@@ -283,6 +309,7 @@ def main() -> None:
             options.ARGUMENTS,
             state={"type": "str", "choices": ["open", "restored"], "default": "open"},
             force={"type": "bool", "default": False},
+            untested={"type": "str", "choices": ["open", "refuse"], "default": "open"},
             pycache_prefix={"type": "path"},
             lock_timeout={"type": "int", "default": 60},
         ),

@@ -179,6 +179,12 @@ half_open:
   returned: success
   type: list
   elements: str
+restart_pending:
+  description: Processes of servers that go on with what they imported before files with gates were last written.
+  returned: success
+  type: list
+  elements: str
+  sample: []
 findings:
   description:
     - One entry for each gate in the sources that is closed here, in order of file and line.
@@ -280,7 +286,10 @@ def main() -> None:
         capabilities, gates = options.capabilities(module.params), options.gates(module.params)
         installation = options.installation(module.params, gates) if capabilities else None
         found = survey(installation, capabilities, gates) if installation else []
-        result = report(installation, capabilities, found)
+        result = {
+            "restart_pending": options.restart_pending(installation) if installation else [],
+            **report(installation, capabilities, found),
+        }
         if everything:
             # Imported here: the catalogued gates alone take less time than that does.
             from ansible_collections.blackwell.inference.plugins.module_utils._audit_findings import NOTHING, audited

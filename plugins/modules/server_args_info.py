@@ -47,6 +47,12 @@ options:
   config_file:
     description: Path of the configuration file of the server; need not exist. RV(secret_written) tells of it.
     type: path
+  replaces:
+    description: Paths of files that are to be written for the server; need not exist. RV(written_by_hand) tells of them.
+    type: list
+    elements: path
+    default: []
+    version_added: 0.2.0
   unit:
     description:
       - Path of the systemd unit of the server; need not exist. Other servers that this collection has put into units beside it
@@ -118,6 +124,12 @@ secret_written:
   returned: success
   type: bool
   sample: false
+written_by_hand:
+  description: Those of O(replaces) that hold something which this collection has not written.
+  returned: success
+  type: list
+  elements: str
+  sample: [/etc/systemd/system/sglang.service]
 translated:
   description: What this release calls an option that was named otherwise. Empty text where it needs no flag for it.
   returned: success
@@ -149,7 +161,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._errors import
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
 from ansible_collections.blackwell.inference.plugins.module_utils._server_args import check, holds_secret, read_flags
 from ansible_collections.blackwell.inference.plugins.module_utils._server_args_rules import contradictions, read_environment
-from ansible_collections.blackwell.inference.plugins.module_utils._server_neighbours import overlaps
+from ansible_collections.blackwell.inference.plugins.module_utils._server_neighbours import overlaps, written_by_hand
 
 
 def main() -> None:
@@ -163,6 +175,7 @@ def main() -> None:
             "compute_capability": {"type": "str", "default": ""},
             "gpus": {"type": "int", "default": 0},
             "config_file": {"type": "path"},
+            "replaces": {"type": "list", "elements": "path", "default": []},
             "unit": {"type": "path"},
             "strict": {"type": "bool", "default": False},
         },
@@ -198,6 +211,7 @@ def main() -> None:
         argv=checked.argv,
         hidden_keys=checked.hidden_keys,
         secret_written=bool(options["config_file"]) and holds_secret(options["config_file"]),
+        written_by_hand=written_by_hand(options["replaces"]),
         translated=checked.translated,
         **problems,
     )

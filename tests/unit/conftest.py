@@ -11,15 +11,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import hypothesis
 import pytest
 from ansible.module_utils.common import warnings
+from ansible.module_utils.testing import patch_module_args
 from ansible_collections.blackwell.inference.plugins.modules import gate
+from xdist.scheduler import LoadScopeScheduling
 
 hypothesis.settings.register_profile("quick", derandomize=True, deadline=None, database=None, max_examples=60, print_blob=False)
 hypothesis.settings.register_profile("thorough", deadline=None, database=None, max_examples=500)
@@ -27,6 +29,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 COLLECTIONS = Path(__file__).parents[2] / ".venv" / "collections"
 MODULES = Path(__file__).parents[2] / "plugins" / "modules"
+# Their tests look at what one fixture did with runs of ansible-playbook, which take up to a minute.
+FILES_OF_ONE_WORKER = ("test_sglang_server.py", "test_gpu_host.py", "test_report.py")
 
 FLASHINFER = "flashinfer_python-0.6.9"
 SGLANG = "sglang-0.5.14"
@@ -273,7 +277,15 @@ class Venv:
 
     def gate(self, state: str = "open", check: bool = False, **changed: object) -> Result:
         """Run the module gate in this process; raises InferenceError where it fails."""
-        defaults = {"python": None, "gates": None, "optional": False, "force": False, "pycache_prefix": None, "lock_timeout": 1}
+        defaults = {
+            "python": None,
+            "gates": None,
+            "optional": False,
+            "force": False,
+            "untested": "open",
+            "pycache_prefix": None,
+            "lock_timeout": 1,
+        }
         return Result(gate.run(SimpleNamespace(params={**defaults, **self.parameters(**changed), "state": state}, check_mode=check)))
 
 
@@ -281,6 +293,18 @@ def recorded(name: str, content: bytes) -> str:
     """The line of RECORD for a file."""
     digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
     return f"{name},sha256={digest},{len(content)}\n"
+
+
+class Scheduling(LoadScopeScheduling):
+    """Any test goes to any worker, but those that share what each worker would have to make again."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if file.endswith(FILES_OF_ONE_WORKER) else nodeid
+
+
+def pytest_xdist_make_scheduler(config, log) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -326,3 +350,22 @@ def run_module(name: str, options: dict[str, object], *, check: bool = False, en
     )
     assert done.stdout, done.stderr
     return Result(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.fixture
+def run_here(capsys) -> Callable[..., Result]:
+    """Run a module in this process, where what it calls can be replaced."""
+
+    def run(module: ModuleType, options: dict[str, object], *, check: bool = False) -> Result:
+        with patch_module_args({**options, "_ansible_check_mode": check, "_ansible_diff": True}), pytest.raises(SystemExit):
+            module.main()
+        return Result(json.loads(capsys.readouterr().out))
+
+    return run
+
+
+def program(path: Path, body: str, interpreter: str = "/bin/sh") -> str:
+    """Write a script that can be run; return its path."""
+    path.write_text(f"#!{interpreter}\n{body}\n")
+    path.chmod(0o755)
+    return str(path)

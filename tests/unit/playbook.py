@@ -23,7 +23,12 @@ def run_playbook(playbook: Path, hosts: Hosts, folder: Path, *options: str, cwd:
     """Run a playbook on hosts with these variables, its inventory in ``folder``; return all that was printed."""
     inventory = folder / "inventory.json"
     inventory.write_text(json.dumps({"gpu-nodes": {"hosts": hosts, "vars": _THIS_MACHINE}}))
-    ours = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1", "PWD": str(cwd)}  # Ansible believes PWD
+    ours = {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".venv/collections"),  # this checkout, whatever else is installed
+        "ANSIBLE_NOCOLOR": "1",
+        "PWD": str(cwd),  # Ansible believes it
+    }
     return subprocess.run(
         [Path(sys.executable).parent / "ansible-playbook", "-i", inventory, playbook, *options],
         env={**os.environ, **ours, **environment},

@@ -12,8 +12,6 @@ import pytest
 from ansible_collections.blackwell.inference.tests.unit.playbook import ROOT, recap, run_playbook
 from ansible_collections.blackwell.inference.tests.unit.plugins.filter.test_proof import RECORDED, benchmark
 
-pytestmark = pytest.mark.xdist_group("report")  # one worker, or the runs below are made again in each
-
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> str:

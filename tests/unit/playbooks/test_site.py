@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import time
 import venv
 from pathlib import Path
 
@@ -15,12 +17,12 @@ import yaml
 from ansible_collections.blackwell.inference.tests.unit.playbook import ROOT, recap, run_playbook
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
-WIRED = [name for name in yaml.safe_load((ROOT / "playbooks/vars/wiring.yml").read_text()) if name != "serving_python"]
 OPTIONS = {
     name: option
     for path in sorted(ROOT.glob("roles/*/meta/argument_specs.yml"))
     for name, option in yaml.safe_load(path.read_text())["argument_specs"]["main"]["options"].items()
 }
+WIRED = [name for name in yaml.safe_load((ROOT / "playbooks/vars/wiring.yml").read_text()) if name in OPTIONS]
 # What a machine without CUDA and systemd cannot do.
 NOT_HERE = ("jit_cache_required", "sglang_server_manage_service")
 
@@ -84,7 +86,7 @@ def test_numbers_and_booleans_may_be_given_as_text(host, given):
 
 
 def test_what_the_inventory_says_comes_before_what_other_roles_were_told(host, tmp_path):
-    told = {name: True if name == "sglang_server_restart_required" else f"told {name}" for name in WIRED}
+    told = {**{name: f"told {name}" for name in WIRED}, "sglang_server_restart_required": True, "sglang_server_gpu_count": 3}
     tasks = [
         {"ansible.builtin.copy": {"dest": str(tmp_path / "seen"), "content": "{{ dict(names | zip(query('vars', *names))) | to_json }}"}}
     ]
@@ -107,9 +109,14 @@ def test_the_gates_follow_the_inventory_in_each_playbook(host):
     for playbook in ("site", "restore", "audit"):
         output = host.run(ROOT / f"playbooks/{playbook}.yml", "--check", "--tags", "patch,restore,verify", **told)
         assert "/none/bin" not in output
-    nothing_closed = host.site("--check", "--tags", "patch", fusion_gates_compute_capability=["9.0"])
+    with subprocess.Popen([host.variables["sglang_server_python"], "-c", "import time; time.sleep(600)", "sglang.launch_server"]) as server:
+        time.sleep(0.1)  # processes are dated to a hundredth of a second
+        next((host.folder / "venv").rglob("flashinfer/jit/comm.py")).touch()
+        nothing_closed = host.site("--check", "--tags", "patch", fusion_gates_compute_capability=["9.0"])
+        server.kill()
     assert counts(nothing_closed)["changed"] == 0
     assert "closed" not in nothing_closed
+    assert f"restart    pending, pid {server.pid} (" in nothing_closed
 
 
 def test_wrong_options_are_one_line_each(host):
@@ -135,6 +142,19 @@ def test_wrong_options_are_one_line_each(host):
     assert "MAX_JOBS: x y was found in sglang_server_environment; expected a number, 1 or more." in output
 
 
+def test_a_host_without_gpus_gets_no_server(host, tmp_path):
+    bare = {
+        "gpu_host_nvidia_smi": "no-nvidia-smi",
+        "sglang_server_config_dir": str(tmp_path / "etc"),
+        "sglang_server_unit_dir": str(tmp_path / "units"),
+    }
+    output = host.site(**bare)
+    assert counts(output)["failed"] == 0, output
+    assert "so there is nothing to open" in output
+    assert list(tmp_path.iterdir()) == []
+    assert "server     sglang.service would be written" in host.site("--check", **bare, sglang_server_gpu_count=8)
+
+
 @pytest.mark.parametrize("profile", ["glm", "/none/glm.yml"])
 def test_an_unknown_profile_is_refused_with_those_that_there_are(host, profile):
     output = host.site("--check", sglang_server_profile=profile)
@@ -157,8 +177,11 @@ def test_fusion_is_refused_on_closed_gates_and_a_restore_tells_who_asks_for_it(h
     assert (counts(again)["changed"], counts(again)["failed"]) == (0, 0), again
     assert counts(again)["ok"] <= 10
 
-    predicted = host.run(ROOT / "playbooks/restore.yml", "--check")
-    restored = host.run(ROOT / "playbooks/restore.yml")
+    edited = next((host.folder / "venv").rglob("flashinfer/jit/comm.py"))
+    edited.write_text(f"{edited.read_text()}# by hand\n")
+    assert "Run with force=true (fusion_gates_force in a play) to restore it." in host.run(ROOT / "playbooks/restore.yml")
+    predicted = host.run(ROOT / "playbooks/restore.yml", "--check", fusion_gates_force=True)
+    restored = host.run(ROOT / "playbooks/restore.yml", fusion_gates_force=True)
     assert (counts(predicted), counts(restored)["changed"]) == (counts(restored), 1)
     assert restored.count("restored   ") == 2
     assert "restart    pending" in restored

@@ -11,9 +11,9 @@ import venv
 from pathlib import Path
 
 import pytest
+from ansible_collections.blackwell.inference.tests.unit.conftest import program
 from ansible_collections.blackwell.inference.tests.unit.playbook import ROOT, recap, run_role
 
-pytestmark = pytest.mark.xdist_group("gpu_host")  # one worker, or the runs below are made again in each
 FIXTURES = ROOT / "tests/unit/fixtures/nvidia-smi"
 # host -> what it shows, and the role's variables
 HOSTS = {
@@ -28,7 +28,7 @@ HOSTS = {
     "lenient": ("rtx-5090-x2", {"gpu_host_ignore": ["peer_access"]}),
     "unfit": ("rtx-5090-x2", {"gpu_host_python": "{{ playbook_dir }}/unfit-venv/bin/python"}),
 }
-SCRIPT = """#!/bin/sh
+SCRIPT = """\
 case "$*" in --query*) name=query.csv;; -q*) name=xml;; *p2p*) name=p2p.txt;; *) name=topo.txt;; esac
 cat {host}.$name
 """
@@ -41,10 +41,8 @@ class Run:
         self.folder, self.hosts = folder, {}
         for host, (fixture, variables) in HOSTS.items():
             if fixture:
-                script = folder / f"{host}-nvidia-smi"
-                script.write_text(SCRIPT.format(host=FIXTURES / fixture))
-                script.chmod(0o755)
-                variables = {**variables, "gpu_host_nvidia_smi": str(script)}
+                script = program(folder / f"{host}-nvidia-smi", SCRIPT.format(host=FIXTURES / fixture))
+                variables = {**variables, "gpu_host_nvidia_smi": script}
             common = {"gpu_host_facts_dir": str(self.facts(host).parent), "gpu_host_environment": {"CUDA_HOME": "/nonexistent/cuda"}}
             self.hosts[host] = {**variables, **common}
         venv.create(folder / "unfit-venv", symlinks=True)

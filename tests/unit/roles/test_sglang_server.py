@@ -1,16 +1,13 @@
 # Copyright (c) blackwell.inference contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role as an ordinary user runs it, with all folders redirected, and the two programs that its unit runs."""
+"""The role as an ordinary user runs it, with all folders redirected, and the program that starts the server with secrets."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import venv
@@ -23,7 +20,6 @@ from ansible_collections.blackwell.inference.tests.unit.playbook import ROOT, re
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 from jinja2 import Environment
 
-pytestmark = pytest.mark.xdist_group("sglang_server")  # one worker, or the runs below are made again in each
 HOST_FILES = ROOT / "roles/sglang_server/files/host"
 KEY = "a-key-to-be-told-to-nobody"
 MEMBERS = ["sglang/*.py", "sglang/srt/*.py", "sglang/srt/utils/*.py", "sglang/srt/parser/*.py", "sglang/srt/function_call/*.py"]
@@ -41,6 +37,7 @@ HOSTS = {
         "sglang_server_measured": {"strategy": "fusion"},
         "sglang_server_max_jobs": 6,
         "sglang_server_arguments": {"--host": "::", "tp": 4, "max-running-requests": 7},
+        "sglang_server_allow_unauthenticated": True,
     },
     "measured": {"sglang_server_measured": {"strategy": "fusion", "reason": "8 % faster at TP8"}},
     "forced": {
@@ -54,12 +51,22 @@ HOSTS = {
         "sglang_server_arguments": {"max_run_requests": 1, "tensor_parallel_size": 3, "attention_backend": "trtllm_mla"},
     },
     "refused-by-systemd": {"sglang_server_home": "relative"},
+    "retired": {"sglang_server_state": "absent"},
+    "not-ours": {"sglang_server_state": "absent"},
+    # in check mode alone
+    "new": {"sglang_server_manage_account": True, "sglang_server_user": "is-yet-to-come", "sglang_server_group": "is-so-too"},
 }
-# another server on the hosts "forced" and "wrong"
+BY_HAND = "[Service]\nExecStart=/usr/bin/false\n"
 FIRST = f"""{MARK}
 Environment="CUDA_VISIBLE_DEVICES=0,1,2,3"
 ExecStart="python" -m sglang.launch_server --config "/none"
 """
+# what is there before
+FILES = {
+    FIRST: ["forced/units/first.service", "wrong/units/first.service", "retired/units/first.service", "retired/units/sglang.service"],
+    BY_HAND: ["measured/units/sglang.service", "not-ours/units/sglang.service", "new/home/model", "new/etc/sglang.yaml"],
+    "": ["retired/etc/sglang.yaml", "retired/etc/sglang.env", "retired/etc/first.yaml", "retired/good/sglang/unit", "retired/home/model"],
+}
 
 
 class Hosts:
@@ -77,16 +84,18 @@ class Hosts:
             "sglang_server_cache_dir": str(folder) + "/{{ inventory_hostname }}/cache",
             "sglang_server_config_dir": str(folder) + "/{{ inventory_hostname }}/etc",
             "sglang_server_unit_dir": str(folder) + "/{{ inventory_hostname }}/units",
+            "sglang_server_good_dir": str(folder) + "/{{ inventory_hostname }}/good",
             "sglang_server_compute_capability": "12.0",
         }
-        for host in ("forced", "wrong"):
-            (folder / host / "units").mkdir(parents=True)
-            (folder / host / "units/first.service").write_text(FIRST)
+        for text, files in FILES.items():
+            for file in files:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / file).write_text(text)
         self.variables = {host: {**common, **variables} for host, variables in HOSTS.items()}
-        self.predicted = self.run("--check", "--diff", "--limit", "plain,wrong")
+        self.predicted = self.run("--check", "--diff", "--limit", "plain,wrong,new")
         self.written_in_check_mode = self.unit("plain").exists() or self.config("plain").exists()
-        self.first = self.run("--diff", "-v")
-        self.again = self.run("--diff", "--limit", "plain,wrong")
+        self.first = self.run("--diff", "-v", "--limit", "all:!new")
+        self.again = self.run("--diff", "--limit", "plain,wrong,retired")
         none = {"sglang_server_secrets": {}, "sglang_server_secret_environment": {}}
         self.without_secrets = self.run("--check", "--diff", "-v", "--limit", "plain", "-e", json.dumps(none))
 
@@ -114,6 +123,34 @@ def test_check_mode_predicts_the_run_and_the_next_run_changes_nothing(hosts):
         assert (first["failed"], first["changed"]) == (failed, changed)
         assert (again["failed"], again["changed"]) == (failed, 0)
         assert again["ok"] <= 4  # the validation of the arguments is one of them
+
+
+def test_check_mode_needs_no_account_where_its_folders_are_there(hosts):
+    assert recap(hosts.predicted)["new"]["failed"] == 0, hosts.predicted
+    assert "would be replaced, and not written by this collection before" in re.sub(r"\s+", " ", hosts.predicted)
+    assert (hosts.folder / "new/etc/sglang.yaml").read_text() == BY_HAND
+
+
+def test_what_was_written_by_hand_is_kept_beside_what_replaces_it(hosts):
+    unit = hosts.unit("measured")
+    [kept] = unit.parent.glob("sglang.service.*")
+    assert (kept.read_text(), unit.read_text().startswith(MARK)) == (BY_HAND, True)
+    told = f"{unit} was replaced, and not written by this collection before. A copy is kept beside it: {kept}."
+    assert told in re.sub(r"\s+", " ", hosts.first)
+    assert not list(hosts.unit("plain").parent.glob("*~"))
+
+
+def test_a_server_that_is_retired_leaves_everything_else_alone(hosts):
+    first, again = (recap(output)["retired"] for output in (hosts.first, hosts.again))
+    assert [(counts["failed"], counts["changed"]) for counts in (first, again)] == [(0, 1), (0, 0)]
+    left = {str(path.relative_to(hosts.folder / "retired")) for path in (hosts.folder / "retired").rglob("*") if path.is_file()}
+    assert left == {"units/first.service", "etc/first.yaml", "home/model"}
+
+
+def test_a_unit_that_others_have_written_is_not_removed(hosts):
+    assert recap(hosts.first)["not-ours"]["failed"] == 1
+    assert "which was not written by this collection; expected a server of its own" in re.sub(r"\s+", " ", hosts.first)
+    assert hosts.unit("not-ours").read_text() == BY_HAND
 
 
 def test_the_configuration_holds_the_secret_and_nothing_else_does(hosts):
@@ -207,7 +244,8 @@ def test_fusion_is_on_only_where_it_is_forced_or_measured(host, fusion, hosts):
         "tensor-parallel-size: 3 with PCIe-IPC allreduce; expected 2, 4 or 8",
         "attention-backend: trtllm_mla has no kernels for compute capability 12.0",
         "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE: this release has no PCIe-IPC allreduce",
-        "port: 30000 is that of first.service; expected another one",
+        "port: 30000 is that of first.service; expected another one. If first.service is to go: "
+        "ansible-playbook blackwell.inference.site -l HOST -e sglang_server_state=absent -e sglang_server_name=first",
         "CUDA_VISIBLE_DEVICES: first.service uses GPU 3, too",
     ],
 )
@@ -222,62 +260,6 @@ def test_restart_alone_says_that_there_is_nothing_to_start(hosts):
     assert "sglang.service is rendered only" in output
     assert recap(output)["off"]["failed"] == 0
     assert "sglang.service is rendered only" not in hosts.first
-
-
-def preflight(*arguments: object, path: str = "/usr/bin:/bin") -> str:
-    """Run the check before the start; return what it says, "" where the server may start."""
-    script = (HOST_FILES / "preflight.sh").read_text().replace("PATH=/usr/local/sbin", f"PATH={path}:/usr/local/sbin", 1)
-    done = subprocess.run(["sh", "-c", script, "preflight", *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert (done.returncode == 0) is (done.stderr == "")
-    return done.stderr
-
-
-def test_preflight_refuses_opened_gates_that_changed(tmp_path):
-    gate = tmp_path / "comm.py"
-    gate.write_text("opened")
-    checksums = tmp_path / "gates.sha256"
-    assert preflight(checksums, 1, "", 2048) == ""
-    checksums.write_text(f"{hashlib.sha256(b'opened').hexdigest()}  {gate}\n")
-    assert preflight(checksums, 1, "", 2048) == ""
-    gate.write_text("closed by a reinstall")
-    told = preflight(checksums, 1, "", 2048)
-    assert told.startswith(f"blackwell.inference: opened gates have changed on disk ({gate}), as after a reinstall")
-    assert told.count("\n") == 1
-    gate.unlink()
-    assert "--tags patch,cache,restart" in preflight(checksums, 1, "", 2048)
-    checksums.write_text("no checksum\n")
-    assert f"({checksums})" in preflight(checksums, 1, "", 2048)
-
-
-@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
-def test_preflight_refuses_a_port_in_use(family, address):
-    with socket.socket(family) as listening:
-        listening.bind((address, 0))
-        port = listening.getsockname()[1]
-        assert preflight("/none", port, "", 2048) == ""
-        listening.listen()
-        assert (
-            preflight("/none", port, "", 2048)
-            == f"blackwell.inference: port {port} is in use. Find the process: ss -ltnp sport = :{port}\n"
-        )
-
-
-def test_preflight_refuses_gpus_that_others_hold(tmp_path):
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text('#!/bin/sh\necho "$*" > "$0.arguments"\nprintf "0, 512\\n3, 81234\\n4, [N/A]\\n5, 4000\\n"\n')
-    tool.chmod(0o755)
-    path = f"{tmp_path}:/usr/bin:/bin"
-    assert "other processes hold memory on GPU 3 (81234 MiB), GPU 5 (4000 MiB)." in preflight("/none", 1, "", 2048, path=path)
-    assert preflight("/none", 1, "0,3", 90000, path=path) == ""
-    assert "--id=0,3" in (tmp_path / "nvidia-smi.arguments").read_text()
-
-
-def test_preflight_counts_the_compilers_that_fit(tmp_path):
-    found = tmp_path / "found.env"
-    assert preflight("/none", 1, "", 2048, found) == ""
-    available = int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) / 2**20
-    most = max(1, min(len(os.sched_getaffinity(0)), int((available - 16) / 8) + 1))
-    assert 1 <= int(re.fullmatch(r"MAX_JOBS=(\d+)\n", found.read_text())[1]) <= most
 
 
 def test_launch_stars_out_secrets_and_spawns_ranks_as_upstream_does(tmp_path):

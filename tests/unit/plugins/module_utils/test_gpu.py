@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.blackwell.inference.plugins.module_utils import _gpu as gpu
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
+from ansible_collections.blackwell.inference.tests.unit.conftest import program
 
 ROOT = Path(__file__).resolve().parents[4]
 FIXTURES = ROOT / "tests/unit/fixtures/nvidia-smi"
@@ -276,15 +277,8 @@ def test_parse_capability_refuses_an_unknown_one():
 
 @pytest.fixture
 def script(tmp_path):
-    """Write an executable shell script and return its path."""
-
-    def script(body: str, interpreter: str = "/bin/sh") -> str:
-        path = tmp_path / "nvidia-smi"
-        path.write_text(f"#!{interpreter}\n{body}\n")
-        path.chmod(0o755)
-        return str(path)
-
-    return script
+    """Write an nvidia-smi, return its path."""
+    return lambda *text: program(tmp_path / "nvidia-smi", *text)
 
 
 def replay(host: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 from ansible_collections.blackwell.inference.plugins.module_utils import _gpu as gpu
 from ansible_collections.blackwell.inference.plugins.module_utils import _gpu_host as gpu_host
 from ansible_collections.blackwell.inference.plugins.module_utils._jit_build import cuda_home
+from ansible_collections.blackwell.inference.tests.unit.conftest import program
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
 CARD = gpu.Gpu(0, None, "card", "12.0", 97887, "580.95.05", 600.0, 30.0, "00000000:C1:00.0", 1, 5, 16, 16, False, 0, True)
@@ -196,9 +197,7 @@ def programs(tmp_path):
         folder = tmp_path / "toolkit"
         (folder / "bin").mkdir(parents=True)
         for name, line in lines.items():
-            path = folder / "bin" / name.replace("cxx", "c++")
-            path.write_text(f"#!/bin/sh\n{line}\n")
-            path.chmod(0o755)
+            program(folder / "bin" / name.replace("cxx", "c++"), line)
         return folder
 
     return programs

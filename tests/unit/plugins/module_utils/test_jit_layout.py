@@ -15,6 +15,7 @@ import pytest
 from ansible_collections.blackwell.inference.plugins.module_utils import _jit_cache as jit_cache
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu_host import oldest_nvcc
+from ansible_collections.blackwell.inference.tests.unit.conftest import program
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
 # Stand-ins only for torch (it would ask GPUs) and tvm_ffi (not used here); both packages' code is the released one.
@@ -136,10 +137,9 @@ def test_a_module_is_found_in_the_folder_that_upstream_builds_it_in(packages, tm
 
 def nvcc_stand_in(folder: Path, release: str) -> str:
     """Make a toolkit whose nvcc says which release it is; return its folder."""
-    program = folder / release / "bin/nvcc"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    program.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.0'\n")
-    program.chmod(0o755)
+    programs = folder / release / "bin"
+    programs.mkdir(parents=True, exist_ok=True)
+    program(programs / "nvcc", f"echo 'Cuda compilation tools, release {release}, V{release}.0'")
     return str(folder / release)
 
 

@@ -39,11 +39,15 @@ def test_opening_changes_these_files_and_no_other(venv):
 
 def test_opening_again_changes_nothing_not_even_a_time(venv):
     venv.gate()
-    before = {path: path.stat() for path in [*venv.site.rglob("*"), *venv.state.rglob("*")]}
-    result = venv.gate()
+
+    def written() -> dict[object, tuple[int, int]]:
+        found = {path: path.stat() for path in [*venv.site.rglob("*"), *venv.state.rglob("*")]}
+        return {path: (status.st_ino, status.st_ctime_ns) for path, status in found.items()}
+
+    before, result = written(), venv.gate()
     assert not result["changed"] and not result["files"] and not result["restart_required"] and not result["diff"]
     assert result["stale_jit_modules"] == ["trtllm_comm"]  # nobody has cleared it yet
-    assert {path: path.stat() for path in [*venv.site.rglob("*"), *venv.state.rglob("*")]} == before
+    assert written() == before
 
 
 def test_restoring_brings_every_byte_back_and_forgets(venv):
@@ -222,7 +226,10 @@ def test_without_ledger_and_record_the_stored_bytes_lead_back(venv):
 
 def test_a_conflict_names_the_way_that_keeps_the_edit(venv):
     edit(venv, COMMUNICATOR, "def decoy", "def changed")
-    with pytest.raises(InferenceError, match=r"is in conflict .* or run with force=true to keep that edit and open the gate"):
+    with pytest.raises(
+        InferenceError,
+        match=r"is in conflict .* or run with force=true \(fusion_gates_force in a play\) to keep that edit and open the gate",
+    ):
         venv.gate()
 
 
@@ -315,6 +322,19 @@ def test_a_lost_ledger_of_one_venv_survives_runs_on_another(venv, tmp_path):
     other.gate("restored")
     venv.gate("restored")
     assert venv.is_pristine()
+
+
+def test_the_ledger_of_a_venv_that_is_gone_goes_with_the_next_run_and_comes_back_with_the_venv(venv, tmp_path):
+    other = Venv(tmp_path / "other").install()
+    other.state = venv.state
+    remembered = venv.gate() and venv.remembered()
+    other.gate()
+    other.folder.rename(tmp_path / "unmounted")
+    assert venv.gate(check=True)["changed"] is False and str(other.site) in (venv.state / "gates.sha256").read_text()
+    assert venv.gate()["changed"] is False
+    assert str(other.site) not in (venv.state / "gates.sha256").read_text() and venv.remembered() == remembered
+    (tmp_path / "unmounted").rename(other.folder)
+    assert other.gate("restored")["changed"] and other.is_pristine() and not venv.is_pristine()
 
 
 @pytest.mark.parametrize("damage", ["pristine", "folder"])

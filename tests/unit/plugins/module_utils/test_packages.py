@@ -10,18 +10,13 @@ from pathlib import Path
 import pytest
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import Package, locate
+from ansible_collections.blackwell.inference.tests.unit.conftest import program
 
 
 @pytest.fixture
 def asked(venv):
     """The venv with an interpreter to ask."""
     return venv.make_interpreter()
-
-
-def script(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
 
 
 def test_the_interpreter_and_the_folder_give_the_same_packages(asked):
@@ -112,11 +107,11 @@ def test_a_venv_without_the_package_is_named(asked):
 )
 def test_something_else_than_an_interpreter_is_named(tmp_path, path, found):
     (tmp_path / "data").touch()
-    script(tmp_path / "silent", "exit 3")
-    script(tmp_path / "loud", "echo trace >&2; echo 'no such module' >&2; exit 1")
-    script(tmp_path / "wrong", "echo '[1, 2]'")
-    script(tmp_path / "empty", "echo")
-    script(tmp_path / "binary", r"printf '\377\376\000'")
+    program(tmp_path / "silent", "exit 3")
+    program(tmp_path / "loud", "echo trace >&2; echo 'no such module' >&2; exit 1")
+    program(tmp_path / "wrong", "echo '[1, 2]'")
+    program(tmp_path / "empty", "echo")
+    program(tmp_path / "binary", r"printf '\377\376\000'")
     with pytest.raises(InferenceError) as raised:
         locate(python=str(tmp_path / path))
     assert str(raised.value).startswith(f"python: {tmp_path / path}".rstrip(".")) and found in str(raised.value)
@@ -124,7 +119,7 @@ def test_something_else_than_an_interpreter_is_named(tmp_path, path, found):
 
 
 def test_an_interpreter_that_hangs_is_given_up_with_its_children(tmp_path):
-    python, started = script(tmp_path / "python", f"sleep 60 & echo $! > {tmp_path}/child; wait"), time.monotonic()
+    python, started = program(tmp_path / "python", f"sleep 60 & echo $! > {tmp_path}/child; wait"), time.monotonic()
     with pytest.raises(InferenceError, match=r"did not answer within 0\.5 s"):
         locate(python=python, timeout=0.5)
     assert time.monotonic() - started < 10

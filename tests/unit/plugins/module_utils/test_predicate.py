@@ -183,8 +183,7 @@ def test_a_function_is_followed_as_it_runs_on_the_host(body, expected):
 
 
 def test_match_statements_are_not_decided():
-    if hasattr(ast, "Match"):
-        assert reached("match flag:\n  case 1:\n    raise A\n  case _:\n    return 1\nreturn 2") == ["raise A?", "return 1?", "return 2?"]
+    assert reached("match flag:\n  case 1:\n    raise A\n  case _:\n    return 1\nreturn 2") == ["raise A?", "return 1?", "return 2?"]
 
 
 def test_a_parameter_hides_the_module_and_an_assumption_fills_it():

@@ -42,6 +42,7 @@ def test_a_profile_starts_with_every_release(path, version, fusion, sglang):
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_a_profile_has_a_source_and_a_date(path):
     profile = yaml.safe_load(path.read_text())
-    assert set(profile) <= {"source", "date", "hidden_size", "arguments", "environment"}
+    assert set(profile) <= {"source", "date", "hidden_size", "min_memory_mib", "arguments", "environment"}
+    assert "trust_remote_code" not in profile["arguments"]  # nothing from the hub is run unasked
     assert profile["source"].startswith("https://")
     assert re.fullmatch(r"20\d\d-\d\d", profile["date"])

@@ -131,6 +131,7 @@ def check(gate: str, content: bytes, must_open: bool = False) -> None:
         edited = compose(file_of(gate, content), [gate], (SM120,))
     except ShapeError:
         assert not must_open
+    assert not must_open or before.get(SM120) is False
     if not before:
         return
     text = Source(content).text
@@ -186,8 +187,6 @@ def layouts(draw, text: str) -> str:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type in (tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER):
             continue
-        between = "".join(lines[end[0] - 1 : token.start[0]])
-        gap = between[end[1] :] if end[0] == token.start[0] else ""
         gap = text_between(lines, end, token.start)
         if token.string in ")]}":
             depth -= 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.blackwell.inference.plugins.module_utils import _starting_servers
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
-from ansible_collections.blackwell.inference.plugins.module_utils._starting_servers import refuse_starting_server
+from ansible_collections.blackwell.inference.plugins.module_utils._starting_servers import refuse_starting_server, started_before
 
 
 @contextlib.contextmanager
@@ -89,3 +89,25 @@ def test_a_venv_below_a_folder_named_sglang_does_not_make_a_server_of_its_proces
 def test_a_program_of_the_system_is_no_server_of_its_site_packages(venv):
     with process(venv.python, "sglang-notes.txt"):
         refuse_starting_server(str(venv.site))
+
+
+def test_a_server_goes_on_with_what_was_there_when_it_was_started(venv):
+    (venv.python.parents[1] / "pyvenv.cfg").touch()
+    assert venv.gate()["restart_pending"] == []
+    with process(venv.python, "-m", "sglang.launch_server") as server, process("/opt/other/bin/python", "-m", "sglang.launch_server"):
+        assert started_before(str(venv.site), time.time() - 30) == []
+        assert [line.split()[1] for line in started_before(str(venv.site), time.time() + 30)] == [str(server.pid)]
+
+
+def test_a_restart_stays_pending_until_the_server_is_restarted(venv, monkeypatch):
+    monkeypatch.setattr(_starting_servers, "SETTLED_AFTER_SECONDS", 0.01)
+    (venv.python.parents[1] / "pyvenv.cfg").touch()
+    with process(venv.python, "-m", "sglang.launch_server") as server:
+        time.sleep(0.1)
+        installed = time.time() - 100
+        for path in venv.site.rglob("*.*"):
+            os.utime(path, (installed, installed))
+        assert venv.gate(gates=["sglang.mnnvl.supported"])["restart_pending"] == []
+        for result in (venv.gate(check=True), venv.gate(), venv.gate()):
+            assert [line.split()[1] for line in result["restart_pending"]] == [str(server.pid)]
+    assert venv.gate()["restart_pending"] == []

@@ -110,14 +110,14 @@ def test_the_checksum_list_is_what_sha256sum_checks(store, tmp_path):
 def test_settling_drops_the_pristine_bytes_that_only_the_dropped_entries_named(store):
     for content in (BEFORE, AFTER, b"lost"):
         store.keep_pristine(content)
-    store.settle({"/one": {"file": entry()}, "/two": {"file": entry(), "other": entry(sha256_before=checksum(AFTER))}}, {})
-    store.settle({"/two": {}}, {"/two": store.ledger("/two")})
+    store.settle({"/usr": {"file": entry()}, "/etc": {"file": entry(), "other": entry(sha256_before=checksum(AFTER))}}, {})
+    store.settle({"/etc": {}}, {"/etc": store.ledger("/etc")})
     assert [store.pristine(checksum(content)) for content in (BEFORE, AFTER, b"lost")] == [BEFORE, None, b"lost"]
 
 
 @pytest.mark.parametrize("harm", ["stale list", "no list", "unfinished"])
 def test_what_a_kill_left_in_the_folder_is_noticed_and_put_right(store, harm):
-    store.settle({ROOT: {"file": entry()}}, {})
+    store.settle({"/usr": {"file": entry()}}, {})
     checksums = Path(store.folder, "gates.sha256")
     kept = checksums.read_bytes()
     if harm == "stale list":
@@ -127,15 +127,29 @@ def test_what_a_kill_left_in_the_folder_is_noticed_and_put_right(store, harm):
     else:
         Path(store.folder, "ledgers", "x.json.new").touch()
     assert not store.is_settled()
-    store.settle({ROOT: {"file": entry()}}, {})
+    store.settle({"/usr": {"file": entry()}}, {})
     assert store.is_settled() and checksums.read_bytes() == kept and not list(Path(store.folder).rglob("*.new"))
 
 
 def test_a_damaged_ledger_of_another_folder_does_not_stop_this_one(store):
-    store.settle({"/other": {"file": entry()}}, {})
+    store.settle({"/etc": {"file": entry()}}, {})
     ledger_file(store).write_text("{")
-    store.settle({ROOT: {"file": entry()}}, {})
-    assert store.is_settled() and ROOT in Path(store.folder, "gates.sha256").read_text()
+    store.settle({"/usr": {"file": entry()}}, {})
+    assert store.is_settled() and "/usr/file" in Path(store.folder, "gates.sha256").read_text()
+
+
+@pytest.mark.parametrize("gone", ["/usr/gone", "/etc/hostname/gone"])
+def test_the_ledger_of_a_folder_that_is_gone_is_dropped(store, gone):
+    store.settle({"/usr": {"file": entry()}, gone: {"file": entry()}}, {})
+    assert not store.is_settled() and store.ledger(gone)
+    store.settle({}, {})
+    assert store.is_settled() and not store.ledger(gone) and store.ledger("/usr")
+
+
+def test_a_folder_that_cannot_be_looked_at_is_not_gone(store, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    store.settle({str(tmp_path / "loop/x"): {"file": entry()}}, {})
+    assert store.is_settled()
 
 
 def test_one_run_at_a_time(store):

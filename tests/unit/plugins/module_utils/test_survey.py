@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from ansible_collections.blackwell.inference.plugins.module_utils import _survey
-from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import GATES, Uses
+from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import GATES, NEWEST_TESTED, Uses
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
 from ansible_collections.blackwell.inference.plugins.module_utils._store import Store
@@ -20,7 +20,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._survey import
     survey,
 )
 
-SM120 = (12, 0)
+SM120, NEWEST = (12, 0), NEWEST_TESTED["flashinfer"]
 COMM, FUSION = "flashinfer/jit/comm.py", "sglang/srt/layers/flashinfer_comm_fusion.py"
 MAJORS, BACKEND, WORKSPACE = "flashinfer.trtllm_comm.majors", "sglang.fusion.backend", "flashinfer.workspace.multicast_device"
 
@@ -103,7 +103,7 @@ def test_a_release_newer_than_tested_works_by_shape_and_is_named_where_it_does_n
     rename(venv, "flashinfer_python-0.6.9", "flashinfer_python-0.99.0")
     assert found(venv, MAJORS).verdict == "closed" and report(installed(venv), [SM120], [])["packages"]["flashinfer"]["newer_than_tested"]
     venv.path(COMM).write_text("")
-    assert found(venv, MAJORS).reason.endswith("; 0.99.0 is newer than 0.7.4, the newest tested")
+    assert found(venv, MAJORS).reason.endswith(f"; 0.99.0 is newer than {NEWEST}, the newest tested")
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,13 @@ def test_a_file_that_cannot_be_read_is_named(venv, monkeypatch):
 @pytest.mark.parametrize(
     ("version", "newer"),
     [
+        (NEWEST, False),
+        (f"{NEWEST}+cu130", False),
+        (f"{NEWEST}.post99", True),
         ("0.7.4", False),
-        ("0.7.4.post1", True),
-        ("0.7.4+cu130", False),
-        ("0.7.10", True),
         ("0.7", False),
-        ("1.0rc1", True),
+        ("0.100.0", True),
+        ("0.100.0rc1", True),
         ("unknown", False),
     ],
 )

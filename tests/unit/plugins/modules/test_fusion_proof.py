@@ -15,6 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.blackwell.inference.plugins.module_utils import _proof
 from ansible_collections.blackwell.inference.plugins.module_utils._decision import differences
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import CSV_QUERY
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
@@ -67,8 +69,8 @@ esac
 """)
         self.smi.chmod(0o755)
 
-    def prove(self, check: bool = False, **options):
-        """Run the module."""
+    def options(self, **given: object) -> dict[str, object]:
+        """Options of the module for this host."""
         defaults = {
             "python": str(self.venv.python),
             "world_size": 2,
@@ -78,7 +80,11 @@ esac
             "facts_dir": str(self.root / "facts"),
             "phase_timeout": 1,
         }
-        return run_module("fusion_proof", {**defaults, **options}, check=check)
+        return {**defaults, **given}
+
+    def prove(self, check: bool = False, **given: object):
+        """Run the module."""
+        return run_module("fusion_proof", self.options(**given), check=check)
 
     @property
     def proof(self) -> Path:
@@ -138,8 +144,83 @@ def test_a_changed_host_is_measured_again(host, change, said):
     stale = host.prove(measure=False)
     assert (stale["changed"], stale["status"], stale["measured"]["strategy"], stale["changed_since"]) == (False, "stale", "nccl", [said])
     assert said in stale["measured"]["reason"]
+    predicted = host.prove(check=True)
+    assert (predicted["status"], predicted["measured"]["strategy"]) == ("measured", "fusion")  # as far as anybody knows
     again = host.prove()
     assert (again["status"], again["measured"]["strategy"]) == ("measured", "fusion")
+
+
+OURS = "GPU-00000000-0000-0000-0000-000000000002, 4711, sglang::scheduler"
+THEIRS = "GPU-00000000-0000-0000-0000-000000000001, 4712, python"
+
+
+class TestOfAServerThatRuns:
+    """It is stopped by whoever measures; while nobody does, it goes on with what was measured for it."""
+
+    @pytest.fixture
+    def prove(self, host, monkeypatch, capsys):
+        """Run the module beside a server of which process 4711 is one, with what was measured with another driver."""
+        config = host.root / "sglang.yaml"
+        config.write_text("# Managed\n# Profile glm. Allreduce: fusion.\nport: 30000\n")
+        host.prove()
+
+        def prove(processes: str, driver: str = "590.44.01", check: bool = False, **given: object) -> dict:
+            host.runs(processes, driver)
+            monkeypatch.setattr(fusion_proof, "of_unit", {"sglang.service": {4711, 4799} if "4711" in processes else set()}.get)
+            options = host.options(unit="sglang.service", config_file=str(config), **given)
+            with patch_module_args({**options, "_ansible_check_mode": check}), pytest.raises(SystemExit):
+                fusion_proof.main()
+            return json.loads(capsys.readouterr().out)
+
+        prove.config = config
+        return prove
+
+    def test_it_keeps_what_was_measured_until_it_can_be_measured_again(self, prove):
+        looked = prove(OURS, measure=False, stops=True)
+        assert (looked["status"], looked["measured"]["strategy"]) == ("stale", "fusion")
+        both = f"{OURS}\n{THEIRS}"
+        refused = [prove(OURS), prove(OURS, measure=False), prove(both), prove(both, measure=False, stops=True)]
+        for result, process in zip(
+            refused, ("GPU 1 by process 4711", "GPU 1 by process 4711", "GPU 1 by process 4711", "GPU 0 by process 4712")
+        ):
+            assert (result["changed"], result["status"], result["measured"]["strategy"]) == (False, "refused", "fusion")
+            for words in (
+                f"it cannot be measured now: the GPUs are in use: {process}",
+                "driver was 580.159.04 and is 590.44.01",
+                "site -l HOST",
+            ):
+                assert words in result["measured"]["reason"]
+
+    def test_what_says_of_itself_that_it_does_not_fuse_does_not_begin_to(self, prove):
+        prove.config.write_text("# Profile glm. Allreduce: nccl.\n")
+        assert prove(OURS)["measured"]["strategy"] == "nccl"
+        prove.config.unlink()
+        assert prove(OURS)["measured"]["strategy"] == "nccl"
+
+    def test_other_packages_are_not_what_was_measured(self, prove, host):
+        host.version("torch", "2.9.2")
+        refused = prove(OURS)
+        assert refused["measured"]["strategy"] == "nccl"
+        assert "packages torch was 2.9.1 and is 2.9.2" in refused["measured"]["reason"]
+
+    def test_check_mode_knows_that_it_would_be_stopped(self, prove):
+        assert (prove(OURS, check=True)["status"], prove(OURS, check=True)["changed"]) == ("refused", False)
+        predicted = prove(OURS, check=True, stops=True)
+        assert (predicted["status"], predicted["changed"], predicted["measured"]["strategy"]) == ("measured", True, "fusion")
+        assert "process 4712" in prove(f"{OURS}\n{THEIRS}", check=True, stops=True)["msg"]
+        assert prove("", stops=True)["status"] == "measured"
+
+    def test_what_is_asked_for_and_cannot_be_fails_with_what_works(self, prove):
+        assert "Stop the server first" in prove(OURS, required=True)["msg"]
+        assert "ansible-playbook blackwell.inference.site -l HOST." in prove(OURS, required=True)["msg"]
+        assert "process 4711" in prove(OURS, stops=True)["msg"]  # it was stopped, and is there again
+
+
+def test_memory_goes_with_the_processes_that_are_stopped():
+    gpus = [{"uuid": uuid, "index": str(index), "memory.used": "81234"} for index, uuid in enumerate(("GPU-1", "GPU-2"))]
+    left, processes = _proof.without({4711}, gpus, "GPU-1, 4711, rank\nGPU-1, 47, other\nGPU-2, 14711, rank\n")
+    assert [gpu["memory.used"] for gpu in left] == ["0", "81234"]
+    assert processes == "GPU-1, 47, other\nGPU-2, 14711, rank\n"
 
 
 def test_an_opened_gate_changes_what_was_measured(venv):
@@ -219,7 +300,7 @@ def test_nobody_else_measures_for_a_server_without_an_account(host):
 def test_without_a_result_it_says_how_to_get_one(host):
     result = host.prove(measure=False)
     assert (result["changed"], result["status"], result["probe"]) == (False, "missing", None)
-    assert "--tags prove" in result["measured"]["reason"]
+    assert "ansible-playbook blackwell.inference.site -l HOST" in result["measured"]["reason"]
 
 
 def test_busy_gpus_are_not_measured(host):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
 from ansible_collections.blackwell.inference.plugins.module_utils._store import checksum, recorded_checksums
-from ansible_collections.blackwell.inference.tests.unit.conftest import COLLECTIONS, EDITED, MODULES, OPENED, SOURCES, run_module
+from ansible_collections.blackwell.inference.tests.unit.conftest import COLLECTIONS, EDITED, MODULES, OPENED, SOURCES, program, run_module
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
 COMM = "flashinfer/jit/comm.py"
@@ -309,9 +309,7 @@ def test_nothing_is_edited_while_a_server_starts(host):
 @pytest.mark.parametrize("answer", ["exit 9", "sleep 60"])
 def test_restoring_does_not_need_the_driver(host, tmp_path, answer):
     run_module("gate", options(host))
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(f"#!/bin/sh\n{answer}\n")
-    smi.chmod(0o755)
+    program(tmp_path / "nvidia-smi", answer)
     given = options(host, state="restored")
     del given["compute_capability"]
     result = run_module("gate", given, environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"})

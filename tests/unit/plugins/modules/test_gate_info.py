@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from ansible_collections.blackwell.inference.tests.unit.conftest import OPENED, run_module
+from ansible_collections.blackwell.inference.tests.unit.conftest import OPENED, program, run_module
 
 
 def test_it_tells_each_gate_and_changes_nothing(venv):
@@ -43,9 +43,7 @@ def test_some_gates_can_be_asked_for(venv):
 
 
 def test_the_driver_is_asked_where_no_capability_is_given(venv, tmp_path):
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\nexit 9\n")
-    smi.chmod(0o755)
+    program(tmp_path / "nvidia-smi", "exit 9")
     given = {name: value for name, value in venv.parameters().items() if name != "compute_capability"}
     assert "nvidia-smi" in run_module("gate_info", given, environment={"PATH": f"{tmp_path}:{os.environ['PATH']}"}).msg
 

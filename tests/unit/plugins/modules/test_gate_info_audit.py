@@ -47,7 +47,7 @@ def test_further_packages_are_audited(venv):
     result = audit(venv, packages=["vllm"])
     (row,) = (row for row in result["findings"] if row["file"] == "vllm/attention.py")
     assert (row["line"], row["expression"], row["kind"], row["guards"]) == (2, "major not in (9, 10)", "raise", "f")
-    assert result["undecidable"] == [] or result["undecidable"][0]["line"] == 4
+    assert result["undecidable"] == []
 
 
 def test_rows_are_as_documented(venv):

@@ -3,43 +3,29 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
-import json
 import platform
 import venv
 from pathlib import Path
 
 import pytest
 import yaml
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.blackwell.inference.plugins.module_utils import _gpu_host as gpu_host
 from ansible_collections.blackwell.inference.plugins.modules import gpu_info
+from ansible_collections.blackwell.inference.tests.unit.conftest import program
 
 SIMULATED = str(Path(__file__).resolve().parents[4] / "demo/nvidia-smi")
 
 
 @pytest.fixture
-def run(capsys):
+def run(run_here):
     """Run the module, return its result."""
-
-    def run(check: bool = False, **options) -> dict:
-        with patch_module_args({**options, "_ansible_check_mode": check, "_ansible_diff": True}), pytest.raises(SystemExit):
-            gpu_info.main()
-        return json.loads(capsys.readouterr().out)
-
-    return run
+    return lambda check=False, **options: run_here(gpu_info, options, check=check)
 
 
 @pytest.fixture
 def script(tmp_path):
-    """Write an executable shell script and return its path."""
-
-    def script(body: str) -> str:
-        path = tmp_path / "nvidia-smi"
-        path.write_text(f"#!/bin/sh\n{body}\n")
-        path.chmod(0o755)
-        return str(path)
-
-    return script
+    """Write an nvidia-smi, return its path."""
+    return lambda body: program(tmp_path / "nvidia-smi", body)
 
 
 @pytest.mark.parametrize("check", [False, True])

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import shutil
@@ -13,7 +12,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
 from ansible_collections.blackwell.inference.plugins.module_utils._store import Store
 from ansible_collections.blackwell.inference.plugins.modules import jit_cache
@@ -33,9 +31,9 @@ def pristine(request, tmp_path_factory) -> Path:
 class Host:
     """A host with one serving venv and one service."""
 
-    def __init__(self, root: Path, venv: Path, capsys) -> None:
+    def __init__(self, root: Path, venv: Path, run_here) -> None:
         self.home = root / "home"
-        self.capsys = capsys
+        self.run_here = run_here
         self.venv = venv
         (self.packages,) = (venv / "lib").glob("python*/site-packages")
         self.flashinfer = self.packages / "flashinfer"
@@ -72,15 +70,13 @@ class Host:
             "state_dir": str(self.home.parent / "state"),
             **options,
         }
-        with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(SystemExit):
-            jit_cache.main()
-        return json.loads(self.capsys.readouterr().out)
+        return self.run_here(jit_cache, arguments, check=check)
 
 
 @pytest.fixture
-def host(tmp_path, pristine, capsys) -> Host:
+def host(tmp_path, pristine, run_here) -> Host:
     shutil.copytree(pristine, tmp_path / "venv", symlinks=True, copy_function=os.link)
-    return Host(tmp_path, tmp_path / "venv", capsys)
+    return Host(tmp_path, tmp_path / "venv", run_here)
 
 
 @both_releases
@@ -328,7 +324,7 @@ def test_what_is_marked_as_stale_is_built_and_nothing_where_nothing_is(host):
     assert host.run(modules=["stale"], clear=["stale"])["changed"] is False
 
 
-def test_a_build_that_fails_is_made_up_for_by_the_next_run(host, monkeypatch):
+def test_a_build_that_fails_is_made_up_for_by_the_next_run(host):
     root = locate(str(host.venv / "bin/python")).packages["flashinfer"].root
     store = Store(str(host.home.parent / "state"))
     assert host.run(timeout=1, environment={"STAND_IN_SECONDS": "60"})["failed"]

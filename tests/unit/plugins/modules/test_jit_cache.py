@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.blackwell.inference.plugins.modules import jit_cache
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
 
@@ -44,14 +42,12 @@ def build(home: Path, archs: str = "120a", module: str = "trtllm_comm", version:
 
 
 @pytest.fixture
-def run(site_packages, home, capsys):
+def run(site_packages, home, run_here):
     """Run the module, return its result."""
 
     def run(check: bool = False, **options) -> dict:
         arguments = {"site_packages": site_packages, "environment": {"HOME": str(home)}, **options}
-        with patch_module_args({**arguments, "_ansible_check_mode": check}), pytest.raises(SystemExit):
-            jit_cache.main()
-        return json.loads(capsys.readouterr().out)
+        return run_here(jit_cache, arguments, check=check)
 
     return run
 

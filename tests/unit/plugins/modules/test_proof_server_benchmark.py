@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.blackwell.inference.plugins.module_utils._decision import decide
 from ansible_collections.blackwell.inference.plugins.module_utils._proof_benchmark import Load, arguments, samples
-from ansible_collections.blackwell.inference.plugins.modules import server_benchmark
+from ansible_collections.blackwell.inference.plugins.modules import fusion_proof, server_benchmark
 from ansible_collections.blackwell.inference.tests.unit.conftest import run_module
 from ansible_collections.blackwell.inference.tests.unit.wheels import unpack
+
+PROOF = Path(__file__).parents[4] / "docs/proof"
 
 SIMULATED = '''\
 """Simulated: in place of sglang.bench_serving. Says what it was asked, and figures that follow from the seed; there is no server."""
@@ -29,7 +32,8 @@ for name in ("backend", "base-url", "dataset-name", "output-file"):
     parser.add_argument(f"--{name}", required=True)
 for name in ("random-input-len", "random-output-len", "random-range-ratio", "num-prompts", "max-concurrency", "seed"):
     parser.add_argument(f"--{name}", type=int, required=True)
-parser.add_argument("--disable-tqdm", action="store_true")
+for name in ("flush-cache", "disable-tqdm"):
+    parser.add_argument(f"--{name}", action="store_true")
 options = parser.parse_args()
 if "9999" in options.base_url:
     sys.exit("Connection refused: http://127.0.0.1:9999")
@@ -108,6 +112,13 @@ def test_keeps_the_runs_of_a_configuration_together(bench):
     assert stat.S_IMODE(paths[0].stat().st_mode) == 0o640
 
 
+def test_no_run_is_answered_from_the_cache_that_an_earlier_one_of_the_same_seed_has_filled(bench):
+    for _time in range(2):
+        _result, asked = bench(runs=1)
+    assert [one["asked"]["seed"] for one in asked] == [0, 1, 0, 1] * 2
+    assert all(one["asked"]["flush_cache"] for one in asked)
+
+
 def test_the_benchmark_has_the_environment_of_the_server_and_no_other(bench, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "another")
     _result, asked = bench(runs=1)
@@ -151,6 +162,16 @@ def test_the_benchmark_of_a_release_knows_the_options_and_has_the_figures(releas
     for figure in ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "accept_length", "completed"):
         assert f'"{figure}": ' in text
     assert '"OPENAI_API_KEY"' in text
+
+
+@pytest.mark.parametrize("case", ["A-B-A", "A-A", "B-A-A"])
+def test_what_was_measured_on_a_real_server_is_decided_as_recorded(case):
+    recorded = PROOF / "2026-12-01-h200"
+    decision = json.loads((recorded / "decisions.json").read_text())[case]
+    probe = json.loads((PROOF / "2026-11-29-h200-x2/flashinfer-0.6.12.json").read_text())
+    measured = {name: json.loads((recorded / f"{name}.json").read_text())["benchmark"] for name, _strategy in decision["given_as"]}
+    runs = [{**run, "strategy": strategy} for name, strategy in decision["given_as"] for run in measured[name]]
+    assert fusion_proof.described(decide(probe, benchmark=runs)) == decision["measured"]
 
 
 def test_check_mode_puts_no_load_on_the_server(bench):

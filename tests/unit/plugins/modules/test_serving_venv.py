@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -18,7 +17,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.blackwell.inference.plugins.module_utils import _serving_venv as serving_venv
 from ansible_collections.blackwell.inference.plugins.modules import serving_venv as module
 
@@ -60,8 +58,8 @@ def installer(request, monkeypatch, tmp_path) -> str:
 class Host:
     """A host with one venv."""
 
-    def __init__(self, folder: Path, index: Path, installer: str, capsys) -> None:
-        self.venv, self.lock, self.index, self.capsys = folder / "opt/venv", folder / "opt/venv.lock", index, capsys
+    def __init__(self, folder: Path, index: Path, installer: str, run_here) -> None:
+        self.venv, self.lock, self.index, self.run_here = folder / "opt/venv", folder / "opt/venv.lock", index, run_here
         self.options = {
             "path": str(self.venv),
             "installer": installer,
@@ -70,10 +68,7 @@ class Host:
         }
 
     def run(self, *packages: str, check: bool = False, **options) -> dict:
-        arguments = {**self.options, "packages": list(packages), **options, "_ansible_check_mode": check}
-        with patch_module_args(arguments), pytest.raises(SystemExit):
-            module.main()
-        return json.loads(self.capsys.readouterr().out)
+        return self.run_here(module, {**self.options, "packages": list(packages), **options}, check=check)
 
     def imported(self, name: str) -> str:
         """Return the version of a package as the venv's interpreter imports it."""
@@ -89,14 +84,14 @@ class Host:
 
 
 @pytest.fixture
-def host(tmp_path, index, installer, capsys) -> Host:
-    return Host(tmp_path, index, installer, capsys)
+def host(tmp_path, index, installer, run_here) -> Host:
+    return Host(tmp_path, index, installer, run_here)
 
 
 @pytest.fixture
-def anywhere(tmp_path, index, capsys) -> Host:
+def anywhere(tmp_path, index, run_here) -> Host:
     """A host on which it does not matter what installs."""
-    return Host(tmp_path, index, "auto", capsys)
+    return Host(tmp_path, index, "auto", run_here)
 
 
 def test_a_venv_is_installed_once(host, installer):
@@ -125,6 +120,27 @@ def test_other_pins_are_resolved_anew(host):
     assert (upgraded["diff"]["before"], upgraded["diff"]["after"]) == ("tiny-server==1.0\n", "tiny-server==2.0\n")
     assert host.locked() == ["tiny-kernels==2.1+cu130", "tiny-server==2.0"]
     assert not host.run("tiny-server==2.0")["changed"]
+
+
+def test_the_pins_before_bring_back_what_they_were_resolved_to(host, index):
+    host.run("tiny-server==1.0", "tiny-kernels==1.0")
+    first, previous = host.locked(), host.lock.with_name("venv.lock.previous")
+    assert not previous.exists()
+    host.run("tiny-server==1.0")
+    host.run("tiny-server==2.0")
+    resolved = host.locked()
+    assert (resolved, "# asked for: tiny-server==1.0\n" in previous.read_text()) == (["tiny-kernels==2.1+cu130", "tiny-server==2.0"], True)
+    make_wheel(index, "tiny-kernels", "3.0", [])
+    try:
+        predicted = host.run("tiny-server==1.0", check=True)
+        back = host.run("tiny-server==1.0")
+    finally:
+        (index / "tiny_kernels-3.0-py3-none-any.whl").unlink()
+    assert predicted["diff"] == back["diff"]
+    assert host.imported("tiny_server") == "1.0"
+    assert host.locked() == ["tiny-kernels==1.0", "tiny-server==1.0"] == first
+    assert "# asked for: tiny-server==2.0\n" in previous.read_text()
+    assert not host.run("tiny-server==1.0")["changed"]
 
 
 def test_what_was_changed_by_hand_comes_back_from_the_lock_and_nothing_else_changes(host, index):
@@ -192,17 +208,36 @@ def test_uv_installs_where_there_is_one_and_pip_elsewhere(anywhere, monkeypatch,
     )
 
 
-def test_nothing_is_installed_while_a_server_of_this_venv_starts(host, tmp_path):
+def test_nothing_is_installed_while_a_server_of_this_venv_runs(host, monkeypatch):
     host.run("tiny-kernels==1.0")
     (host.site() / "sglang.py").write_text("print('ready', flush=True); input()")
     command = [host.venv / "bin/python", host.site() / "sglang.py"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        monkeypatch.setattr(module, "of_unit", {"its.service": {server.pid}, "other.service": {1}}.get)
         server.stdout.readline()
-        refused = host.run("tiny-kernels==2.0")
+        refused = [
+            host.run("tiny-kernels==2.0", check=check, unit=unit) for check in (False, True) for unit in ("its.service", "other.service")
+        ]
+        unchanged = host.run("tiny-kernels==1.0")
         server.communicate("\n")
-    assert f"pid {server.pid} (" in refused["msg"]
-    assert host.imported("tiny_kernels") == "1.0"
+    for run in (refused[0], refused[1], refused[3]):
+        assert f"pid {server.pid} (" in run["msg"]
+    assert (refused[2]["changed"], refused[2]["in_use"]) == (True, True)  # it would be stopped before
+    assert (unchanged["changed"], host.imported("tiny_kernels")) == (False, "1.0")
     assert host.run("tiny-kernels==2.0")["changed"]
+
+
+def test_check_mode_fails_where_the_pins_cannot_be_resolved(host):
+    host.run("tiny-kernels==1.0")
+    predicted = host.run("tiny-kernels==9.9", check=True)
+    assert predicted["msg"].startswith(f"resolving for {host.venv} with ")
+    assert "tiny-kernels==9.9" in predicted["msg"]
+
+
+def test_an_old_pip_is_not_asked():
+    pip, uv = (serving_venv.Installer(name, [], []) for name in ("pip", "uv"))
+    assert [serving_venv.can_resolve(pip, {"pip": version}) for version in ("22.0.2", "22.2", "26.0")] == [False, True, True]
+    assert (serving_venv.can_resolve(pip, {}), serving_venv.can_resolve(uv, {})) == (False, True)
 
 
 def test_two_runs_at_once_do_not_mix(anywhere):
