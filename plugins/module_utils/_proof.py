@@ -13,11 +13,12 @@ import inspect
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple, Optional
 
 from ansible_collections.blackwell.inference.plugins.module_utils import _account
@@ -93,8 +94,15 @@ def hidden_size(model: Optional[str]) -> Optional[int]:
     return found
 
 
-def refusal(server: Server, site: Site, run: Runner) -> Optional[str]:
-    """Return why nothing can be measured now, as the probe itself would say; None if it can."""
+def refusal(server: Server, site: Site, run: Runner, stopped: Set[int] = frozenset()) -> Optional[str]:
+    """Return why nothing can be measured now, as the probe itself would say; None if it can.
+
+    Args:
+        server: Whose GPUs and packages.
+        site: Its packages.
+        run: Runs nvidia-smi.
+        stopped: Processes that are stopped before, and not in the way.
+    """
     if "torch" not in site.packages:
         return f"{site.label} has no torch; install sglang there with its dependencies"
     listed = ["--format=csv,noheader,nounits"]
@@ -102,10 +110,30 @@ def refusal(server: Server, site: Site, run: Runner) -> Optional[str]:
     options = probe.Options(server.world_size, server.hidden_size, probe.TOKENS, 0, 0, None)
     try:
         seen = probe.visible(gpus, server.environment.get("CUDA_VISIBLE_DEVICES"))
-        probe.refuse(options, seen, run([f"--query-compute-apps={','.join(probe.PROCESS_FIELDS)}", *listed]).text)
+        processes = run([f"--query-compute-apps={','.join(probe.PROCESS_FIELDS)}", *listed]).text
+        probe.refuse(options, *without(stopped, seen, processes))
     except probe.Refusal as refused:
         return str(refused)
     return None
+
+
+def without(stopped: Set[int], gpus: Sequence[Json], processes: str) -> tuple[list[Json], str]:
+    """Return GPUs and what nvidia-smi prints for PROCESS_FIELDS as they are when these processes are gone, and their memory with them."""
+    lines = processes.splitlines(keepends=True)
+    gone = [line for line in lines if line.split(", ")[1:2] and line.split(", ")[1] in map(str, stopped)]
+    freed = {line.split(", ")[0] for line in gone}
+    left = [{**gpu, "memory.used": "0"} if gpu["uuid"] in freed else gpu for gpu in gpus]
+    return left, "".join(line for line in lines if line not in gone)
+
+
+def running_strategy(config: str) -> Optional[str]:
+    """Return how the ranks of a server reduce that runs with this configuration; None where the role has not written it."""
+    try:
+        with open(config, encoding="utf-8", errors="replace") as file:
+            told = re.search(r"^# .*\bAllreduce: (\w+)\.", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return told[1] if told else None
 
 
 def measure(server: Server, site: Site, nvidia_smi: str, phase_timeout: float, timeout: float) -> Json:

@@ -45,12 +45,15 @@ class Client(NamedTuple):
 
 
 def arguments(url: str, load: Load, concurrency: int, seed: int, output: str) -> list[str]:
-    """Return the arguments of ``python -m sglang.bench_serving`` for one run. They need no data set."""
+    """Return the arguments of ``python -m sglang.bench_serving`` for one run. They need no data set.
+
+    The requests of a seed are always the same, so a server that has seen them would take them from its prefix cache.
+    """
     return [
         *("--backend", "sglang", "--base-url", url, "--dataset-name", "random-ids", "--random-range-ratio", "1"),
         *("--random-input-len", str(load.input_tokens), "--random-output-len", str(load.output_tokens)),
         *("--num-prompts", str(concurrency * load.requests_per_stream), "--max-concurrency", str(concurrency)),
-        *("--seed", str(seed), "--disable-tqdm", "--output-file", output),
+        *("--seed", str(seed), "--flush-cache", "--disable-tqdm", "--output-file", output),
     ]
 
 

@@ -91,7 +91,8 @@ options:
     type: path
     default: /var/lib/blackwell-inference
 notes:
-  - Each run has a seed of its own, the same one in every call, so that all configurations get the same requests.
+  - Each run has a seed of its own, the same one in every call, so that all configurations get the same requests. The server's prefix
+    cache is emptied before each, so that none is answered from it.
   - A first run at each concurrency, which may still compile kernels, is not counted.
 seealso:
   - module: blackwell.inference.fusion_proof

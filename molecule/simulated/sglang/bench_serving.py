@@ -23,7 +23,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     for name in ("random-input-len", "random-output-len", "random-range-ratio", "num-prompts", "max-concurrency", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--disable-tqdm", action="store_true")
+    for name in ("flush-cache", "disable-tqdm"):
+        parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
     request = urllib.request.Request(options.base_url + "/server_info")  # noqa: S310  the server of this host
     request.add_header("Authorization", f"Bearer {os.environ.get('OPENAI_API_KEY', '')}")
