@@ -178,7 +178,7 @@ _BODY = re.compile(r"\n([ \t]+)(?=[^\s#])")
 _MAY_BE_NONE = re.compile(r"\b(\w*arch) is\b")  # what a table gave for a capability
 # What something is compared with, or may be; then a list of what is supported, by any name.
 _WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
-_CONSTANT = re.compile(r"(?:[=<>(\[]|\bin)\s*(_*[A-Z][A-Z0-9_]{2,}\b|(?:cls|self)\.\w+|_?supported_\w+)")
+_CONSTANT = re.compile(r"(?:[=<>(\[]|\bin|\breturn)\s*(_*[A-Z][A-Z0-9_]{2,}\b|(?:cls|self)\.\w+|_?supported_\w+)")
 _COMPARED = re.compile(r"(?:[=!<>]=|[<>]|\bin\b|supported_\w+[ \t]*=|capabilit\w*\()\s*([A-Za-z_]\w*)\b(?!\s*[(.\[])")
 _TOP_ASSIGNMENT = re.compile(r"\n([A-Za-z_]\w*)(?=[ \t]*(?::[^=\n]+)?=(?!=))")
 _INNER_ASSIGNMENT = re.compile(r"\n[ \t]+\(?([\w.]+(?:[ \t]*,[ \t]*[\w.*]+)*)\)?[ \t]*(?::[^=\n]+)?=(?!=)")
@@ -492,7 +492,9 @@ def is_architectural(node: ast.expr, known: Container[str] = ()) -> bool:
         return any(is_architectural(item, known) for item in node.elts)
     if isinstance(node, ast.JoinedStr):
         return is_spelling(node) and any(is_architectural(item, known) for item in node.values)
-    if isinstance(node, (ast.Subscript, ast.FormattedValue)):
+    if isinstance(node, ast.Subscript):
+        return is_architectural(node.value, known) or is_architectural(node.slice, known)
+    if isinstance(node, ast.FormattedValue):
         return is_architectural(node.value, known)
     if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
         return is_architectural(node.generators[0].iter, known)
@@ -500,7 +502,7 @@ def is_architectural(node: ast.expr, known: Container[str] = ()) -> bool:
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if _SOURCE.search(name) or dotted_name(node.func) in known:
             return True
-        return name in _WRAPPERS and any(is_architectural(argument, known) for argument in node.args)
+        return (name in _WRAPPERS or name == "get") and any(is_architectural(argument, known) for argument in node.args)
     if isinstance(node, (ast.Name, ast.Attribute)):
         name = dotted_name(node)
         own = name.rpartition(".")[2]

@@ -14,18 +14,30 @@ _END = rb"[ \t]*(?:#.*)?(?=[\r\n]|\Z)"
 _WORDS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
     (
         b"apabilit",
-        re.compile(rb"apabilit(?:y|ies)(?:\w*(?P<call>\()|\w*(?P<value>\[|\.m)|(?P<named>" + _END + rb")|(?:_\w+)?" + _ASKED + rb")"),
+        re.compile(
+            rb"apabilit(?:y|ies)(?:\w*(?P<call>\()|\w*(?P<value>\[|\.m)|(?P<named>"
+            + _END
+            + rb")|(?:_\w+)?"
+            + _ASKED
+            + rb"|(?P<key>[)\],]))"
+        ),
     ),
     (b"is_", re.compile(rb"is_(?:sm_?\d|blackwell|(?:nvidia_)?hopper)")),
     (b"sm_version", re.compile(rb"sm_version(?:(?P<call>\()|" + _ASKED + rb")")),
     (b"device_sm", re.compile(rb"device_sm(?:(?P<call>\()|\w*" + _ASKED + rb")")),
     (b"arch", re.compile(rb"(?<![a-z])arch(?:(?P<call>\()|(?P<value>\.m(?:aj|in)or\b)|" + _ASKED + rb"|\s*is\b)")),
-    (b"major", re.compile(rb"major(?:_versions\b|\}\w*\{|(?:\(\w*\))?(?:,\s*[\w.]*minor\))?" + _ASKED + rb")")),
+    (
+        b"major",
+        re.compile(
+            rb"major(?:_versions\b|\}\w*\{|(?:\(\w*\))?(?:,\s*[\w.]*minor\))?" + _ASKED + rb"|(?P<key>(?:,\s*[\w.]*minor\))?[)\],]))"
+        ),
+    ),
 )
 # What stands before "major" where that is the first part of a compute capability: nothing, an owner, or a prefix.
 _CAPABILITYS = re.compile(
     rb"(?:(?:\A|[^\w.\-])_*|(?<!VERSION)(?<!version)(?<!version\(\))\.|(?:supported|sm|cc|cap\w*|compute|device|dev|arch|gpu|target|current)_)\Z"
 )
+_KEY = re.compile(rb"(?:\.get\(|[\w)\]]\[)\(?[\w.]*\Z")  # what stands before what a table is asked for
 _BACKENDS = re.compile(rb"@(?:\w+\.)?backend_requirement\(")  # names functions that carry such a word
 _LIST = re.compile(rb"supported_\w*$|@\w*$")  # before it, what a call is handed is a list of what is supported
 _ANSWER_ASKED = re.compile(rb"[^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\)(?:\[\d\])?" + _ASKED)
@@ -66,7 +78,9 @@ def _is_code(before: bytes) -> bool:
 
 
 def _matters(raw: bytes, line: int, at: int, match: re.Match[bytes]) -> bool:
-    """Whether the value at ``at`` is compared, or the answer of the call there is compared, kept or returned."""
+    """Whether the value at ``at`` is compared or looked up, or the answer of the call there is compared, kept or returned."""
+    if match.lastgroup == "key":
+        return _KEY.search(raw, line, at) is not None
     if match.lastgroup == "value":
         return _LINE_ASKS.match(raw, at) is not None
     if match.lastgroup == "call" and _LIST.search(raw, line, at):

@@ -235,7 +235,8 @@ class _File:
 
     def _returned(self, value: ast.expr, place: _Place) -> None:
         if _is_predicate(value):
-            if place.reader(self._host).value(value) is False and is_gate(self._host, self._admits(value, place, True)):
+            answer = place.reader(self._host).value(value)
+            if (answer is False or answer is None) and is_gate(self._host, self._admits(value, place, True)):
                 self._report(value, "return", place)
             elif self._truth(value, place) is None:
                 self._doubt(value, place)
@@ -264,6 +265,14 @@ class _File:
                 self._choice(part, place)
             elif isinstance(part, ast.Call):
                 self._arguments(part, place)
+            elif isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Load):
+                self._lookup(part, place)
+
+    def _lookup(self, node: ast.Subscript, place: _Place) -> None:
+        """Judge a table that fails where it has no entry."""
+        lacking = [other for other in (self._host, *REFERENCE) if place.reader(other).lacks(node.value, node.slice)]
+        if self._host in lacking and is_gate(self._host, [other for other in REFERENCE if other not in lacking]):
+            self._report(node, "lookup", place)
 
     def _choice(self, node: ast.IfExp, place: _Place) -> None:
         truth = self._truth(node.test, place)

@@ -36,6 +36,10 @@ _ASKS_AT_LEAST = frozenset({"has_device_capability", "is_device_capability_at_le
 _FIXED: Mapping[str, object] = {"TYPE_CHECKING": False, "typing.TYPE_CHECKING": False, "__name__": "", "torch.version.hip": None}
 
 
+class Keys(tuple[object, ...]):
+    """The keys of a table."""
+
+
 class Reader:
     """What expressions of a file mean on a host. It is made for speed, and for names that the file does not explain.
 
@@ -146,6 +150,8 @@ class Reader:
             least = self.value(node.args[0])
             own = self.capability if isinstance(least, tuple) else Architecture(self.capability)
             return own >= least if isinstance(least, (int, tuple)) else UNDECIDED  # type: ignore[operator]
+        if name == "keys" and isinstance(function, ast.Attribute) and not node.args:
+            return self.value(function.value)
         if name == "is_available" and dotted_name(function) == "torch.cuda.is_available":
             return True
         binding = self.names.get(dotted_name(function))
@@ -172,12 +178,14 @@ class Reader:
 
     def _looked_up(self, table: ast.expr, arguments: list[ast.expr]) -> object:
         """What ``table.get(key)`` gives, as far as it is known: None where the key is not there."""
-        keys, key = self.value(table), self.value(arguments[0])
-        if not isinstance(keys, tuple) or isinstance(key, Unknown):
-            return UNKNOWN
-        if any(equal(key, item) is not False for item in keys):
+        if not self.lacks(table, arguments[0]):
             return UNKNOWN
         return self.value(arguments[1]) if len(arguments) > 1 else None
+
+    def lacks(self, table: ast.expr, key: ast.expr) -> bool:
+        """Whether a table is known not to have an entry for ``key``."""
+        keys, wanted = self.value(table), self.value(key)
+        return isinstance(keys, Keys) and not isinstance(wanted, Unknown) and all(equal(wanted, item) is False for item in keys)
 
     def _answer(self, function: FunctionNode, handed: Mapping[str, ast.expr]) -> object:
         """What a function of the file returns, whatever it is handed besides the literals ``handed``."""
@@ -250,12 +258,12 @@ class Reader:
         return tuple(self.value(item) for item in node.elts)
 
     def _dict(self, node: ast.Dict) -> object:
-        return tuple(self.value(key) for key in node.keys if key is not None)
+        return Keys(self.value(key) for key in node.keys if key is not None)
 
     def _subscript(self, node: ast.Subscript) -> object:
         whole, index = self.value(node.value), self.value(node.slice)
         whole = whole.capability if isinstance(whole, Architecture) else whole
-        if not isinstance(whole, tuple) or not isinstance(index, int) or isinstance(node.value, ast.Dict):
+        if not isinstance(whole, tuple) or not isinstance(index, int) or isinstance(whole, Keys):
             return whole if isinstance(whole, Unknown) else UNKNOWN
         return whole[index] if -len(whole) <= index < len(whole) else UNKNOWN
 

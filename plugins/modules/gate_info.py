@@ -212,7 +212,8 @@ findings:
       sample: mSM == kSM_100 || mSM == kSM_103
     kind:
       description:
-        - Of Python, V(condition), V(raise), V(early return), V(return), V(assert), V(decorator), V(list), V(assignment) or V(argument).
+        - Of Python, V(condition), V(raise), V(early return), V(return), V(assert), V(decorator), V(list), V(lookup),
+          V(assignment) or V(argument).
         - Of CUDA and C++, V(preprocessor), V(run-time check) or V(compile-time check).
         - V(catalogue) for a catalogued gate that names no architecture.
       type: str

@@ -274,6 +274,59 @@ PYTHON = {
         """,
         ["raise", "arch is None", 5, 5],
     ),
+    "table that gives a function": (
+        """\
+        KERNELS = {9: wgmma, 10: tcgen05}
+
+        def use(device):
+            major, minor = get_compute_capability(device)
+            kernel = KERNELS.get(major)
+            if not kernel:
+                raise ValueError(device)
+        """,
+        ["raise", "not kernel", 6, 6],
+    ),
+    "table whose entry is returned": (
+        """\
+        ARCHES = {(9, 0): "sm_90a", (10, 0): "sm_100a"}
+
+        def arch_for(capability):
+            return ARCHES.get(capability)
+        """,
+        ["return", "ARCHES.get(capability)", 4, 4],
+    ),
+    "table that fails": (
+        """\
+        ARCHES = {(9, 0): "sm_90a", (10, 0): "sm_100a"}
+
+        def use(capability):
+            try:
+                arch = ARCHES[capability]
+            except KeyError:
+                raise ValueError(capability) from None
+            return arch
+        """,
+        ["lookup", "ARCHES[capability]", 5, 5],
+    ),
+    "table by parts": (
+        """\
+        SIZES = {(9, 0): 1, (10, 3): 2}
+
+        def use(device):
+            major, minor = get_compute_capability(device)
+            return SIZES[(major, minor)]
+        """,
+        ["lookup", "SIZES[major, minor]", 5, 5],
+    ),
+    "keys of a table": (
+        """\
+        SIZES = {9: 1, 10: 2}
+
+        def use(device):
+            assert get_compute_capability(device)[0] in SIZES.keys()
+        """,
+        ["assert", "get_compute_capability(device)[0] in SIZES.keys()", 4, 4],
+    ),
     "attribute of a class": (
         """\
         class Kernel(Base):
@@ -493,6 +546,9 @@ NO_PYTHON_GATE = {
         "class A:\n    def can(self):\n        return get_device_sm() >= 90\n    def run(self):\n        assert self.can()\n"
         "class B(A):\n    def can(self):\n        return True\n"
     ),
+    "table with this host": "SIZES = {9: 1, 12: 2}\ndef use(major):\n    return SIZES[major], SIZES.get(major)\n",
+    "table with something else for the rest": "SIZES = {9: 1}\ndef use(major):\n    return SIZES.get(major, 2)\n",
+    "table that is filled": "seen = {}\ndef use(capability):\n    seen[capability] = 1\n    return seen[capability]\n",
     "of a model": 'def f(model_arch, x):\n    if model_arch == "DeepseekV3ForCausalLM":\n        x.fast()\n',
     "toolkit": "if torch.version.cuda and cuda_major == 11:\n    raise ValueError\n",
     "a word more in a log": "def f(x):\n    if get_device_sm() >= 90:\n        log.info('new')\n    return x\n",
