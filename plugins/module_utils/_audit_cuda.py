@@ -48,6 +48,7 @@ _NEVER_DEFINED = frozenset(
         "__CUDACC_RTC__",
         "__CLION_IDE__",
         "__INTELLISENSE__",
+        "__VSCODE_IDE__",
     }
 )
 _ARCHITECTURE_MACRO = re.compile(r"__CUDA_ARCH(?:_SPECIFIC|_FAMILY_SPECIFIC)?__|SGL_CUDA_ARCH")
@@ -289,11 +290,14 @@ _REFUSAL = re.compile(
     r"\s*(?:"
     r"#\s*error\b.*|(?:\w+(?:::|\.|->))*\w*(?:not_supported|only_supported|unsupported|not_implemented|invalid_control_path|unreachable"
     r"|assert|trap|abort|printf|throw)\w*\s*\(.*|\w*check\w*\s*\(\s*(?:false|0)\b.*"
+    r"|\w+_error\s*\(.*|log\s*\(\s*fatal\s*\).*|(?:\w+::)*panic\s*\(.*"
     r"|asm\s*(?:volatile)?\s*\(\s*\"\s*trap\s*;?\s*\".*|throw\b.*|\(void\)\s*\(?\w+\)?|return\s*(?:\{\s*\}|-?[\w.:]*(?:\(\s*0?\s*\))?)"
     r"|using\b.*|exit\s*\(.*|(?:if\s*\(.*\)\s*)?continue"
     r")\s*",
     re.IGNORECASE | re.DOTALL,
 )
+# What makes the message of a refusal, and is none by itself.
+_MESSAGE = re.compile(r"\s*(?:(?:std::)?o?stringstream\s+\w+|[\w:]+\s*<<.*)\s*", re.DOTALL)
 _DIRECTIVE_LINE = re.compile(r"^[ \t]*#[ \t]*(?!error\b)(?:[^\\\n]+|\\\r?\n|\\)*", re.MULTILINE)
 # One of these words is in every refusal but an empty one.
 _REFUSING = (
@@ -311,6 +315,8 @@ _REFUSING = (
     "exit",
     "continue",
     "check",
+    "fatal",
+    "panic",
 )
 # How code starts that does something; told at once, because most does.
 _WORKS = re.compile(
@@ -338,7 +344,9 @@ def refuses(text: str) -> bool:
             return False
     text = _DIRECTIVE_LINE.sub("", _NOISE.sub(" ", text))
     text = _FRAME.sub(";", _EMPTY_BLOCK.sub("()", text))
-    return all(_REFUSAL.fullmatch(statement) for statement in _statements(text) if statement.strip("() \t\r\n"))
+    statements = [statement for statement in _statements(text) if statement.strip("() \t\r\n")]
+    telling = [statement for statement in statements if not _MESSAGE.fullmatch(statement)]
+    return len(telling) >= min(1, len(statements)) and all(map(_REFUSAL.fullmatch, telling))
 
 
 def only_directs(text: str) -> bool:

@@ -9,14 +9,21 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_cuda import Buffer, Closed, guarded, is_code, one_line, refuses
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_cuda import (
+    Buffer,
+    Closed,
+    guarded,
+    is_code,
+    one_line,
+    refuses,
+)
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate
 from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import cpp_meaning, evaluate, parse
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
 
 # What a file must hold to ask for the architecture at run time, or to be handed it: ``Version`` is for getSMVersion and the
 # like, behind the license at the start, which has a version of its own.
-_RUN_TIME = (b"ComputeCapability", b"DeviceProp", b"sm_version", b"sm ==", b"kSM_", b"arch::is_")
+_RUN_TIME = (b"ComputeCapability", b"DeviceProp", b"sm_version", b"sm ==", b"kSM_", b"arch::is_", b"get_cc_major")
 _LICENSE = 1500
 _HOST_HEADER = re.compile(
     rb"#[ \t]*include(?![ \t]*(?:<(?:cuda(?:_\w+)?|math_constants|mma|cooperative_groups|stdint|float|math)\.h>"
@@ -24,7 +31,10 @@ _HOST_HEADER = re.compile(
 )
 
 _VERSIONS = ("getSMVersion", "smVersion", "sm_version", "mSM", "gpuSM", "sm", "sm_")
-_ASKED = ("getSMVersion()", "cudaDevAttrComputeCapabilityM", "GetCudaComputeCapability")
+_ASKED = ("getSMVersion()", "cudaDevAttrComputeCapabilityM", "GetCudaComputeCapability", "get_cc_major")
+_PUT_TOGETHER = re.compile(r"\b(\w+)\s*=\s*[\w.>-]*\bmajor\s*\*\s*10(0?)\s*\+\s*[\w.>-]*\bminor\b")
+# What `major` may be given besides.
+_OF_OTHER = re.compile(r"(?<!SM)Version\s*\(|\bver\b|cudnn|_VERSION\b")
 _HANDED_ON = (  # what stands before one of those, and what the name means that gets its answer
     (re.compile(r"\b(\w+)\s*[={(]\s*[\w:]*$"), "version"),
     (re.compile(r"&\s*(\w+)\s*,\s*$"), ""),
@@ -32,12 +42,16 @@ _HANDED_ON = (  # what stands before one of those, and what the name means that 
 )
 _COMPILE_TIME = re.compile(r"\barch::is_(?:major|match)_v\s*<")
 _COMPARED = re.compile(r"(?:\(\))?\s*(?:/\s*10\s*)?(?:[=!<>]=|[<>])\s*(?:\d|kSM_)")
+_REVERSED = re.compile(r"(?<![\w.])\d{1,4}\s*(?:[=!<>]=|[<>])\s*\Z")
 _CHECK = re.compile(r"\w*(?:CHECK|ASSERT|REQUIRE|assert)\w*")
 _LEAVES = re.compile(r"(?:\breturn\b|\bthrow\b|\bcontinue\b|\bbreak\b)[^;{}]*;\s*\}?\Z")
 # What is returned to somebody who can use it.
 _ANSWER = re.compile(
-    r"\breturn\b(?!\s*;|\s*(?:0|-1|false|nullptr|NULL|\{\s*\}|[\w:]*(?:error|invalid|unsupported|success)\w*)\s*;)", re.IGNORECASE
+    r"\breturn\b(?!\s*;|\s*(?:0|-1|false|nullptr|NULL|\{\s*\}|[\w:]*(?:error|invalid|unsupported|success|fallback)\w*)\s*;)", re.IGNORECASE
 )
+_NEVER = re.compile(rb"#[ \t]*if[ \t]+0\b")
+_GROUP = re.compile(rb"#[ \t]*(if|el|endif)")
+_INITIALISED = re.compile(r"\bif\s*(?:constexpr\s*)?\((?:[^(){};]|\([^()]*\))*;\Z")  # if (int sm = ...;
 _OTHERWISE = re.compile(r"[\s\\]*else\b\s*(\{)?")
 _ELSE = re.compile(r"\s*else\b[^;{]*\{")
 _BRANCHES = ("if", "constexpr", "while")
@@ -61,8 +75,9 @@ def may_check(raw: Buffer, end: int) -> bool:
 def closed_checks(raw: Buffer, end: int, host: Capability) -> Iterator[Closed]:
     """The checks at run time in ``raw[:end]`` that refuse ``host`` or leave something out for it."""
     text = raw[:end].decode("latin-1")  # one character a byte: offsets stay
-    roles = {**dict.fromkeys(_VERSIONS, "version"), "major": "major", "minor": "minor", "first": "major", **_answers(text)}
-    compared = [at for name in roles for at in _everywhere(text, name) if _COMPARED.match(text, at + len(name))]
+    roles = _roles(text)
+    compared = [at for name in roles for at in _everywhere(text, name) if _is_compared(text, at, at + len(name))]
+    dead = list(_dead(raw, end))
     constant = [match.start() for match in _COMPILE_TIME.finditer(text)]
     seen: set[int] = set()
     unreached: list[tuple[int, int]] = []
@@ -75,7 +90,7 @@ def closed_checks(raw: Buffer, end: int, host: Capability) -> Iterator[Closed]:
         seen.add(start)
         node = parse(text[start:stop])
         answer = evaluate(node, cpp_meaning(roles, host))
-        if answer is None or any(first <= start < last for first, last in unreached):
+        if answer is None or any(first <= start < last for first, last in (*dead, *unreached)):
             continue
         unreached.append(_unreached(text, check, bool(answer)))
         if bool(answer) is not (check.decides == "refusal"):
@@ -84,6 +99,35 @@ def closed_checks(raw: Buffer, end: int, host: Capability) -> Iterator[Closed]:
             owner = guarded(raw, start, start)
             kind = "compile-time check" if _COMPILE_TIME.search(text, start, stop) else "run-time check"
             yield Closed(start, stop, one_line(text[start:stop]), kind, owner, check.decides == "choice")
+
+
+def _is_compared(text: str, start: int, stop: int) -> bool:
+    return _COMPARED.match(text, stop) is not None or _REVERSED.search(text, max(0, start - 16), start) is not None
+
+
+def _dead(raw: Buffer, end: int) -> Iterator[tuple[int, int]]:
+    """From where to where ``#if 0`` leaves code out."""
+    for never in _NEVER.finditer(raw, 0, end):
+        depth = 0
+        for directive in _GROUP.finditer(raw, never.end(), end):
+            if directive[1] == b"if":
+                depth += 1
+            elif not depth:
+                yield never.end(), directive.start()
+                break
+            elif directive[1] == b"endif":
+                depth -= 1
+
+
+def _roles(text: str) -> dict[str, str]:
+    """The names in ``text`` that hold an architecture or a part of one, and what each means."""
+    roles = {**dict.fromkeys(_VERSIONS, "version"), "major": "major", "minor": "minor"}
+    if "GetCudaComputeCapability" in text:  # a pair
+        roles["first"] = "major"
+    roles.update((match[1], "macro" if match[2] else "version") for match in _PUT_TOGETHER.finditer(text))
+    roles.update(_answers(text))
+    given = re.findall(r"\b(major|minor)\s*=\s*([^;,]+)", text)
+    return {name: role for name, role in roles.items() if not any(of == name and _OF_OTHER.search(value) for of, value in given)}
 
 
 def _answers(text: str) -> dict[str, str]:
@@ -97,7 +141,8 @@ def _answers(text: str) -> dict[str, str]:
                 if match and role == "pair":
                     roles.update({match[1]: "major", match[2]: "minor"})
                 elif match and role:
-                    roles[match[1]] = "major" if re.match(r"\s*/\s*10\b", text[at + len(question) :][:8]) else role
+                    tens = question.endswith("major") or re.match(r"\s*/\s*10\b", text[at + len(question) :][:8])
+                    roles[match[1]] = "major" if tens else role
                 elif match:
                     roles[match[1]] = "major" if text.startswith("ajor", at + len(question)) else "minor"
     return roles
@@ -137,6 +182,9 @@ def _whole(text: str, offset: int) -> _Check:
                 return _argument(text, start, word[1])
             depth = max(0, depth - 1)
         elif character in ";{}" and not depth:
+            opened = _INITIALISED.search(text, max(0, start - 200), start)
+            if opened:
+                return _argument(text, start, "if")
             break
         start -= 1
     kept = list(_KEPT.finditer(text, start, offset))

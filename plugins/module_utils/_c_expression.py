@@ -61,11 +61,12 @@ def cpp_meaning(roles: Mapping[str, str], capability: Capability) -> Meaning:
     """What names mean in C++, outside of preprocessor conditions.
 
     Args:
-        roles: For each name, with or without ``()``, whether it holds the ``version`` (120), the ``major`` or the ``minor`` of a host.
+        roles: For each name, with or without ``()``, what it holds of a host: the ``version`` (120), the ``macro`` (1200), the
+            ``major`` or the ``minor``.
         capability: The host.
     """
     major, minor = capability
-    values = {"version": major * 10 + minor, "major": major, "minor": minor}
+    values = {"version": major * 10 + minor, "macro": major * 100 + minor * 10, "major": major, "minor": minor}
 
     def name(text: str) -> Value:
         constant, condition = _CONSTANT.fullmatch(text), _ARCH_CONDITION.fullmatch(text)

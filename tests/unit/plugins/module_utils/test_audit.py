@@ -656,6 +656,15 @@ RUN_TIME = {
     "nothing in return": ("int sm = getSMVersion();\n  if (sm != 90) return false;\n  fast(x);\n  return true;", "sm != 90"),
     "refusal by a macro": ("int sm = getSMVersion();\n  if (sm != 90) {\n    TLLM_THROW(\"only %d\", 90);\n  }", "sm != 90"),
     "refusal by a check": ("int sm = getSMVersion();\n  if (sm / 10 == 12) {\n    TORCH_CHECK(false, \"no\");\n  }", "sm / 10 == 12"),
+    "refusal with a message": (
+        "int sm = getSMVersion();\n  if (sm != 90) {\n    std::ostringstream s;\n    s << \"no\";\n    FLASHINFER_ERROR(s.str());\n  }",
+        "sm != 90",
+    ),
+    "number first": ("int sm = getSMVersion();\n  if (90 == sm) { fast(x); }", "90 == sm"),
+    "name in the condition": ("if (int sm = getSMVersion(); sm == 90) { fast(x); }", "sm == 90"),
+    "put together": ("cudaDeviceProp p;\n  int const cc = p.major * 10 + p.minor;\n  if (cc == 90) { fast(x); }", "cc == 90"),
+    "as the macro": ("cudaDeviceProp p;\n  int cc = p.major * 100 + p.minor * 10;\n  TORCH_CHECK(cc == 900, \"no\");", "cc == 900"),
+    "fallback": ("int sm = getSMVersion();\n  if (sm != 90) { return Route::kFallback; }", "sm != 90"),
     "with something unknown": ("int sm = getSMVersion();\n  if (sm == 103 && fp4) { fast(x); }", "sm == 103 && fp4"),
 }  # fmt: skip
 
@@ -697,6 +706,10 @@ NO_CUDA_GATE = {
     "error for what is older": "#if __CUDA_ARCH__ < 800\n#error too old\n#endif\n",
     "run time, open flag": "int f() {\n  bool const pdl = getSMVersion() >= 90;\n  return getSMVersion() >= 90 ? 1 : 0;\n}\n",
     "never": "#if 0\n#if __CUDA_ARCH__ == 900\nwork();\n#endif\n#endif\n",
+    "run time, never": "void f() {\n  int sm = getSMVersion();\n#if 0\n  if (sm == 90) { run(); }\n#endif\n}\n",
+    "run time, other version": "void f() {\n  cudaDeviceProp p;\n  int major = cudnnGetVersion() / 10000;\n  if (major == 9) run();\n}\n",
+    "run time, other pair": "void f() {\n  cudaDeviceProp p;\n  for (auto& kv : table) { if (kv.first == 9) { run(); } }\n}\n",
+    "run time, a text": 'void f() {\n  int sm = getSMVersion();\n  if (sm == 120) { text << "new"; }\n  else { text << "old"; }\n}\n',
     "run time, an answer": "int f() {\n  if (getSMVersion() == 120) return 4;\n  return 2;\n}\n",
     "host code": "#ifndef __CUDA_ARCH__\nwork();\n#endif\n",
     "open": "#if __CUDA_ARCH__ >= 900\nwork();\n#endif\n",
