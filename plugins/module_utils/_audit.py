@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from ansible_collections.blackwell.inference.plugins.module_utils import _audit_cuda as cuda
 from ansible_collections.blackwell.inference.plugins.module_utils import _audit_python as python
 from ansible_collections.blackwell.inference.plugins.module_utils import _audit_runtime as runtime
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_constants import Constants
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import excerpt
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_files import Buffer, Exchange, on_every_core, sources
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_path import OPTION
@@ -75,7 +77,7 @@ class _Search:
 
     def __init__(self, roots: Mapping[str, str], hosts: Sequence[Capability]) -> None:
         self._roots, self._hosts = roots, hosts
-        self._buffer = Buffer()
+        self._buffer, self._constants = Buffer(), Constants(roots)
         self._closed: dict[str, list[Closed]] = {}
         self._undecided: list[Undecided] = []
         self._option_files: list[str] = []
@@ -111,7 +113,8 @@ class _Search:
             self._option_files.append(file)
         try:
             tree = excerpt(raw)
-            found = [python.judged(tree, file, host) for host in self._hosts] if tree else []
+            constants = partial(self._constants.value, file)
+            found = [python.judged(tree, file, host, constants) for host in self._hosts] if tree else []
         except SyntaxError as error:
             self._undecided.append(Undecided(file, error.lineno or 1, f"not read: {error.msg}", ""))
             return

@@ -12,8 +12,16 @@ from typing import Optional, Union
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import is_architectural
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import FunctionNode, dotted_name
 
+
+class Imported(ast.alias):
+    """A name that a file imports, with where it is from."""
+
+    module = ""
+    level = 0  # dots before it
+
+
 # What a name is bound to: an expression, a function, or an import; None: several things, or something that is not seen.
-Binding = Union[ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, ast.alias, None]
+Binding = Union[ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, Imported, None]
 Bindings = Mapping[str, Binding]
 Assignments = dict[str, list[Optional[ast.AST]]]
 
@@ -47,7 +55,7 @@ def told(found: Assignments) -> Bindings:
             telling = [value for value in telling if _reads_architecture(value)] or telling
         first = telling[0]
         same = len(telling) == 1 or all(value and first and ast.dump(value) == ast.dump(first) for value in telling)
-        bound[name] = first if same and isinstance(first, (ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, ast.alias)) else None
+        bound[name] = first if same and isinstance(first, (ast.expr, ast.FunctionDef, ast.AsyncFunctionDef, Imported)) else None
     return bound
 
 
@@ -73,7 +81,7 @@ def _collect(body: Iterable[ast.stmt], found: Assignments) -> None:
             found.setdefault(statement.name, []).append(statement)
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
             for alias in statement.names:
-                found.setdefault(alias.asname or alias.name.split(".", 1)[0], [alias])
+                found.setdefault(alias.asname or alias.name.split(".", 1)[0], [_imported(alias, statement)])
         elif isinstance(statement, ast.AugAssign):
             _bind(statement.target, None, found)
         elif not isinstance(statement, ast.ClassDef):
@@ -90,6 +98,13 @@ def _collect(body: Iterable[ast.stmt], found: Assignments) -> None:
                 _collect(getattr(statement, block, ()), found)
             for part in (*getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
                 _collect(part.body, found)
+
+
+def _imported(alias: ast.alias, statement: Union[ast.Import, ast.ImportFrom]) -> Imported:
+    imported = Imported(name=alias.name, asname=alias.asname)
+    if isinstance(statement, ast.ImportFrom):
+        imported.module, imported.level = statement.module or "", statement.level
+    return imported
 
 
 def _bind(target: ast.expr, value: Optional[ast.expr], found: Assignments) -> None:

@@ -183,6 +183,8 @@ _COMPARED = re.compile(r"(?:[=!<>]=|[<>]|\bin\b|supported_\w+[ \t]*=|capabilit\w
 _TOP_ASSIGNMENT = re.compile(r"\n([A-Za-z_]\w*)(?=[ \t]*(?::[^=\n]+)?=(?!=))")
 _INNER_ASSIGNMENT = re.compile(r"\n[ \t]+\(?([\w.]+(?:[ \t]*,[ \t]*[\w.*]+)*)\)?[ \t]*(?::[^=\n]+)?=(?!=)")
 _OTHER_SOURCE = re.compile(r"[ \t(]*\w+[ \t]*(?:/|%)|[^\n]*?(?:(?<!sm_)version|\.shape\b|nvcc|driver|gfx|gcn)", re.IGNORECASE)
+_IMPORT = re.compile(r"\nfrom[ \t]+[\w.]+[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)")
+_CONSTANT_NAME = re.compile(r"\b_*[A-Z][A-Z0-9_]+\b")
 _NEXT = re.compile(r"\n(?: {4})?(?=[A-Za-z_@\"'#])")
 _GIVEN = re.compile(r"[ \t]*(?::[^=\n]+)?=(?!=)")
 _ASSIGNMENT = re.compile(r"[ \t]*[\w., \t]+(?::[^=\n]+)?=(?!=)")
@@ -349,7 +351,7 @@ class _Excerpt:
     def _given(self, name: str) -> Iterator[int]:
         """Where ``name`` gets its value at module level, or ``self.name`` and ``cls.name`` in a class, unless that is long."""
         own = name.rpartition(".")[2]
-        places = list(self._top.get(own, ()))
+        places = list(self._top.get(own) or self._imports.get(own) or [])
         if own != name:
             opening = f"\n    {own}"
             ends = (at + len(opening) for at in _all(self.text, opening))
@@ -362,6 +364,15 @@ class _Excerpt:
         places: dict[str, list[int]] = {}
         for match in _TOP_ASSIGNMENT.finditer(f"\n{self.text}"):  # it is fast because it starts with a character
             places.setdefault(match[1], []).append(match.start())
+        return places
+
+    @cached_property
+    def _imports(self) -> dict[str, list[int]]:
+        """Where the module imports each of its constants."""
+        places: dict[str, list[int]] = {}
+        for match in _IMPORT.finditer(f"\n{self.text}"):
+            for name in _CONSTANT_NAME.findall(match[1]):
+                places.setdefault(name, []).append(match.start())
         return places
 
     def _answering(self, piece: _Piece, index: int) -> list[str]:

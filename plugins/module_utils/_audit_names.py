@@ -12,7 +12,7 @@ from typing import Callable, Optional, Union
 
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, dotted_name
 
-COPIES = frozenset({"tuple", "list", "set", "frozenset", "int", "str", "bool", "sorted"})
+COPIES = frozenset({"tuple", "list", "set", "frozenset", "int", "str", "bool", "sorted", "const_expr"})
 
 
 class Unknown:

@@ -26,7 +26,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._audit_names i
     asks_architecture,
     speaks,
 )
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_values import Reader, equal, walk
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_values import Lookup, Reader, equal, walk
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability, FunctionNode, dotted_name
 
 
@@ -61,10 +61,11 @@ class _Place:
         file: Path of the file, relative to site-packages.
         names: What names are bound to there.
         owner: The class and the functions around it.
+        constants: Tells what an imported constant is bound to in its file.
     """
 
-    def __init__(self, file: str, names: Bindings, owner: str) -> None:
-        self.file, self.names, self.owner = file, names, owner
+    def __init__(self, file: str, names: Bindings, owner: str, constants: Lookup) -> None:
+        self.file, self.names, self.owner, self._constants = file, names, owner, constants
         self._readers: dict[Capability, Reader] = {}
 
     def inside(self, names: Bindings, name: str, handed: Iterable[str] = ()) -> _Place:
@@ -72,12 +73,12 @@ class _Place:
         inner = {**self.names, **names}
         for parameter in handed:
             inner.pop(parameter, None)
-        return _Place(self.file, inner, f"{self.owner}.{name}" if self.owner else name)
+        return _Place(self.file, inner, f"{self.owner}.{name}" if self.owner else name, self._constants)
 
     def reader(self, capability: Capability) -> Reader:
         """What expressions mean there on a host."""
         if capability not in self._readers:
-            self._readers[capability] = Reader(capability, self.names, self.file)
+            self._readers[capability] = Reader(capability, self.names, self.file, self._constants)
         return self._readers[capability]
 
 
@@ -88,16 +89,17 @@ class _File:
         tree: Its syntax tree, or an excerpt of that.
         file: Its path, relative to site-packages.
         host: Compute capability of the host.
+        constants: Tells what an imported constant is bound to in its file.
     """
 
-    def __init__(self, tree: ast.Module, file: str, host: Capability) -> None:
+    def __init__(self, tree: ast.Module, file: str, host: Capability, constants: Lookup) -> None:
         self._host = host
         self.closed: list[Closed] = []
         self.undecided: list[Undecided] = []
         self._explained: set[str] = set()  # names that a finding says the meaning of
         self._flags: list[tuple[set[str], Closed]] = []  # names that got their value from closed predicates alone
         self._classes = [statement for statement in tree.body if isinstance(statement, ast.ClassDef)]
-        self._block(tree.body, _Place(file, bindings(tree.body), ""))
+        self._block(tree.body, _Place(file, bindings(tree.body), "", constants))
         self.closed += [finding for names, finding in self._flags if names.isdisjoint(self._explained)]
 
     # -- values
@@ -370,15 +372,16 @@ class _File:
                     return
 
 
-def judged(tree: ast.Module, file: str, host: Capability) -> tuple[list[Closed], list[Undecided]]:
+def judged(tree: ast.Module, file: str, host: Capability, constants: Lookup = lambda name: None) -> tuple[list[Closed], list[Undecided]]:
     """The gates in ``tree`` that are closed on a host, and the conditions that cannot be decided.
 
     Args:
         tree: Syntax tree of a file, or an excerpt of it.
         file: Its path, relative to site-packages.
         host: Compute capability of the host.
+        constants: Tells what an imported constant is bound to in its file.
     """
-    found = _File(tree, file, host)
+    found = _File(tree, file, host, constants)
     return list(dict.fromkeys(found.closed)), list(dict.fromkeys(found.undecided))
 
 

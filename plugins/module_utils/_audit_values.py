@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Callable, Optional, Union
 
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_bindings import Bindings, bindings, literals, parameters
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_bindings import Bindings, Imported, bindings, literals, parameters
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import is_spelling
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import (
     ASKS_WHOLE,
@@ -36,6 +36,9 @@ _ASKS_AT_LEAST = frozenset({"has_device_capability", "is_device_capability_at_le
 _FIXED: Mapping[str, object] = {"TYPE_CHECKING": False, "typing.TYPE_CHECKING": False, "__name__": "", "torch.version.hip": None}
 
 
+Lookup = Callable[[Imported], Optional[ast.expr]]
+
+
 class Keys(tuple[object, ...]):
     """The keys of a table."""
 
@@ -47,10 +50,11 @@ class Reader:
         capability: The host that is asked about.
         names: What names are bound to, attributes such as ``self.x`` included; None: it cannot be told.
         file: Path of the file, relative to site-packages.
+        constants: Tells what an imported constant is bound to in its file.
     """
 
-    def __init__(self, capability: Capability, names: Bindings, file: str) -> None:
-        self.capability, self.names, self.file = capability, names, file
+    def __init__(self, capability: Capability, names: Bindings, file: str, constants: Lookup = lambda name: None) -> None:
+        self.capability, self.names, self.file, self._constants = capability, names, file, constants
         # What was worked out, by what and for which call; UNKNOWN while it is worked out, since it may need itself.
         self._worked_out: dict[tuple[int, int], object] = {}
         self._call_of = 0
@@ -85,8 +89,9 @@ class Reader:
         if name not in self.names:
             return meaning(name, self.capability)
         binding = self.names[name]
-        if isinstance(binding, ast.alias):
-            return meaning(binding.name.rpartition(".")[2], self.capability)
+        if isinstance(binding, Imported):
+            constant = self._constants(binding)
+            return meaning(binding.name.rpartition(".")[2], self.capability) if constant is None else self._once(constant)
         if not isinstance(binding, ast.expr):
             return UNDECIDED if speaks(name) else UNKNOWN
         value = self._once(binding)
@@ -117,6 +122,9 @@ class Reader:
             return self._once(binding) if isinstance(binding, ast.expr) else UNDECIDED if speaks(node.attr) else UNKNOWN
         if dotted in _FIXED:
             return _FIXED[dotted]
+        spelled = SPELLED.fullmatch(node.attr)
+        if spelled and last_name(node.value) == "Arch":  # CuTe's names for architectures
+            return int(spelled[1])
         if node.attr in ("major", "minor"):
             whole = self.value(node.value)
             whole = whole.capability if isinstance(whole, Architecture) else whole
@@ -144,6 +152,10 @@ class Reader:
             return _ranged([self.value(argument) for argument in node.args])
         if name in ("any", "all") and len(node.args) == 1 and isinstance(node.args[0], (ast.Tuple, ast.List, ast.Set)):
             return self._bool_op(ast.BoolOp(ast.Or() if name == "any" else ast.And(), node.args[0].elts))
+        if name in ("any", "all") and len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp):
+            generator = node.args[0].generators[0]
+            if last_name(generator.iter) == "TARGET_CUDA_ARCHS" and not generator.ifs:  # what is built for is what there is
+                return self.value(node.args[0].elt)
         if name == "get" and node.args and isinstance(function, ast.Attribute):
             return self._looked_up(function.value, node.args)
         if name in _ASKS_AT_LEAST and node.args:
@@ -155,7 +167,7 @@ class Reader:
         if name == "is_available" and dotted_name(function) == "torch.cuda.is_available":
             return True
         binding = self.names.get(dotted_name(function))
-        if isinstance(binding, ast.alias):
+        if isinstance(binding, Imported):
             name = binding.name.rpartition(".")[2]
         elif isinstance(binding, (ast.FunctionDef, ast.AsyncFunctionDef)):
             value = self._answer(binding, literals(binding, node))
@@ -199,7 +211,7 @@ class Reader:
         own = bindings(function.body)
         names = {name: value for name, value in {**self.names, **own}.items() if name not in parameters(function)}
         names.update((name, value) for name, value in handed.items() if name not in own)
-        inner = Reader(self.capability, names, self.file)
+        inner = Reader(self.capability, names, self.file, self._constants)
         inner._worked_out, inner._call_of = self._worked_out, call
         values: list[object] = []
         if inner._run(function.body, values) is not True:

@@ -485,6 +485,22 @@ PYTHON = {
         """,
         ["assert", "torch.cuda.get_device_capability(device)[0] in range(9, 11)", 2, 2],
     ),
+    "targets of a build": (
+        """\
+        def gen(context):
+            if any(major == 9 for major, _ in context.TARGET_CUDA_ARCHS):
+                context.add()
+        """,
+        ["condition", "any((major == 9 for major, _ in context.TARGET_CUDA_ARCHS))", 2, 2],
+    ),
+    "architectures of CuTe": (
+        """\
+        def use(self):
+            if const_expr(self.arch >= Arch.sm_100 and self.arch <= Arch.sm_100f):
+                self.fast()
+        """,
+        ["condition", "const_expr(self.arch >= Arch.sm_100 and self.arch <= Arch.sm_100f)", 2, 2],
+    ),
     "any()": (
         "assert any([is_sm90_supported(), is_sm100_supported()])\n",
         ["assert", "any([is_sm90_supported(), is_sm100_supported()])", 1, 1],
@@ -523,6 +539,34 @@ def test_it_is_found_in_a_long_file_as_well(tmp_path, text, expected):
     found = closed(tmp_path, f"{FILLER}{textwrap.dedent(text)}\n\n{FILLER}")
     kind, expression, line, end = expected
     assert [kind, expression, line + 1000, end + 1000] in [[item.kind, item.expression, item.line, item.end_line] for item in found]
+
+
+@pytest.mark.parametrize(
+    "home, imported",
+    [
+        ({"kernels/tables.py": "ARCHES = {(9, 0): 'sm_90a', (10, 0): 'sm_100a'}\n"}, "from .tables import ARCHES"),
+        ({"kernels/tables.py": "ARCHES: Final = (\n    (9, 0),\n    (10, 0),\n)\nx = 1\n"}, "from kernels.tables import (\n    ARCHES,\n)"),
+        (
+            {"kernels/tables/__init__.py": "from .all import ARCHES\n", "kernels/tables/all.py": "ARCHES = [(9, 0)]\n"},
+            "from .tables import ARCHES",
+        ),
+        ({"kernels/tables.py": "ARCHES = ((9, 0),)\n"}, "from .tables import ARCHES as KNOWN"),
+    ],
+)
+def test_a_constant_of_another_file(tmp_path, home, imported):
+    name = imported.split()[-1] if " as " in imported else "ARCHES"
+    text = f"{imported}\n\n\ndef use(capability):\n    if capability not in {name}:\n        raise ValueError(capability)\n"
+    for filled in (text, f"{text}\n\n{FILLER}"):
+        found = audited(tmp_path, {**home, "kernels/a.py": filled})
+        assert [(item.file, item.kind) for item in found.closed] == [("kernels/a.py", "raise")]
+        assert found.undecided == []
+
+
+@pytest.mark.parametrize("home", ["ARCHES = find()\n", "", "from .a import ARCHES\n", "ARCHES = (\n"])
+def test_a_constant_that_cannot_be_found_is_undecidable(tmp_path, home):
+    text = "from .tables import ARCHES\n\n\ndef use(capability):\n    if capability not in ARCHES:\n        raise ValueError(capability)\n"
+    found = audited(tmp_path, {"kernels/tables.py": home, "kernels/a.py": text})
+    assert (found.closed, [item.line for item in found.undecided]) == ([], [5])
 
 
 NO_PYTHON_GATE = {
