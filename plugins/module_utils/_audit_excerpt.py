@@ -313,6 +313,8 @@ class _Excerpt:
             named = _renamed(text)
         elif _ASSIGNMENT.match(text):
             named = _handed_on(text, self._names | local)
+        if piece.owner and index == 0 and not helpers:  # an attribute of the class
+            named = [f"{owner}{name}" for name in named for owner in ("", "self.", "cls.")]
         for name in named:
             everywhere = answers or name.startswith(("self.", "cls.")) or (line.indent == 0 and not piece.owner)
             if everywhere and name not in self._names:
@@ -515,9 +517,8 @@ def is_architectural(node: ast.expr, known: Container[str] = ()) -> bool:
             return True
         return (name in _WRAPPERS or name == "get") and any(is_architectural(argument, known) for argument in node.args)
     if isinstance(node, (ast.Name, ast.Attribute)):
-        name = dotted_name(node)
-        own = name.rpartition(".")[2]
-        return name in known or bool(_SOURCE.search(own)) or own in ("major", "minor")
+        own = node.attr if isinstance(node, ast.Attribute) else node.id
+        return dotted_name(node) in known or bool(_SOURCE.search(own)) or own in ("major", "minor")
     return False
 
 

@@ -19,7 +19,7 @@ _WORDS: tuple[tuple[bytes, re.Pattern[bytes]], ...] = (
             + _END
             + rb")|(?:_\w+)?"
             + _ASKED
-            + rb"|(?P<key>[)\],]))"
+            + rb"|(?P<key>[)\],])|(?P<renamed>[ \t]+as\b))"
         ),
     ),
     (b"is_", re.compile(rb"is_(?:sm_?\d|blackwell|(?:nvidia_)?hopper)")),
@@ -79,6 +79,8 @@ def _is_code(before: bytes) -> bool:
 
 def _matters(raw: bytes, line: int, at: int, match: re.Match[bytes]) -> bool:
     """Whether the value at ``at`` is compared or looked up, or the answer of the call there is compared, kept or returned."""
+    if match.lastgroup == "renamed":
+        return True
     if match.lastgroup == "key":
         return _KEY.search(raw, line, at) is not None
     if match.lastgroup == "value":

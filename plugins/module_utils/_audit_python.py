@@ -13,6 +13,7 @@ from typing import NamedTuple, Optional, Union
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_bindings import (
     Assignments,
     Bindings,
+    Imported,
     assigned,
     bindings,
     parameters,
@@ -334,6 +335,8 @@ class _File:
         if not isinstance(decorator, ast.Call):
             return
         name = dotted_name(decorator.func).rpartition(".")[2]
+        imported = place.names.get(name)
+        name = imported.name if isinstance(imported, Imported) else name
         if _DECORATOR.fullmatch(name) and decorator.args:
             self._list(decorator.args[0], f"@{ast.unparse(decorator)}", "decorator", place, inner)
         elif name == "backend_requirement":

@@ -34,6 +34,7 @@ _VERSIONS = ("getSMVersion", "smVersion", "sm_version", "mSM", "gpuSM", "sm", "s
 _ASKED = ("getSMVersion()", "cudaDevAttrComputeCapabilityM", "GetCudaComputeCapability", "get_cc_major")
 _PUT_TOGETHER = re.compile(r"\b(\w+)\s*=\s*[\w.>-]*\bmajor\s*\*\s*10(0?)\s*\+\s*[\w.>-]*\bminor\b")
 # What `major` may be given besides.
+_GIVEN = re.compile(r"\b(major|minor)\s*=\s*([^;,]+)")
 _OF_OTHER = re.compile(r"(?<!SM)Version\s*\(|\bver\b|cudnn|_VERSION\b")
 _HANDED_ON = (  # what stands before one of those, and what the name means that gets its answer
     (re.compile(r"\b(\w+)\s*[={(]\s*[\w:]*$"), "version"),
@@ -76,7 +77,9 @@ def closed_checks(raw: Buffer, end: int, host: Capability) -> Iterator[Closed]:
     """The checks at run time in ``raw[:end]`` that refuse ``host`` or leave something out for it."""
     text = raw[:end].decode("latin-1")  # one character a byte: offsets stay
     roles = _roles(text)
-    compared = [at for name in roles for at in _everywhere(text, name) if _is_compared(text, at, at + len(name))]
+    compared = [
+        at for name in roles for at in _everywhere(text, name) if _is_compared(text, at, at + len(name)) and not _of_other(text, at)
+    ]
     dead = list(_dead(raw, end))
     constant = [match.start() for match in _COMPILE_TIME.finditer(text)]
     seen: set[int] = set()
@@ -105,6 +108,13 @@ def _is_compared(text: str, start: int, stop: int) -> bool:
     return _COMPARED.match(text, stop) is not None or _REVERSED.search(text, max(0, start - 16), start) is not None
 
 
+def _of_other(text: str, offset: int) -> bool:
+    """Whether the ``major`` or ``minor`` at ``offset`` was given the version of something else in its function."""
+    given = list(_GIVEN.finditer(text, max(text.rfind("\n}", 0, offset), 0), offset))
+    own = [value for value in given if text.startswith(value[1], offset)]
+    return bool(own) and text[offset - 1] not in ".>" and _OF_OTHER.search(own[-1][2]) is not None
+
+
 def _dead(raw: Buffer, end: int) -> Iterator[tuple[int, int]]:
     """From where to where ``#if 0`` leaves code out."""
     for never in _NEVER.finditer(raw, 0, end):
@@ -126,8 +136,7 @@ def _roles(text: str) -> dict[str, str]:
         roles["first"] = "major"
     roles.update((match[1], "macro" if match[2] else "version") for match in _PUT_TOGETHER.finditer(text))
     roles.update(_answers(text))
-    given = re.findall(r"\b(major|minor)\s*=\s*([^;,]+)", text)
-    return {name: role for name, role in roles.items() if not any(of == name and _OF_OTHER.search(value) for of, value in given)}
+    return roles
 
 
 def _answers(text: str) -> dict[str, str]:

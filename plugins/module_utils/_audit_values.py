@@ -156,6 +156,8 @@ class Reader:
             generator = node.args[0].generators[0]
             if last_name(generator.iter) == "TARGET_CUDA_ARCHS" and not generator.ifs:  # what is built for is what there is
                 return self.value(node.args[0].elt)
+        if name == "getattr" and len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
+            return self._attribute(ast.Attribute(node.args[0], node.args[1].value, ast.Load()))
         if name == "get" and node.args and isinstance(function, ast.Attribute):
             return self._looked_up(function.value, node.args)
         if name in _ASKS_AT_LEAST and node.args:

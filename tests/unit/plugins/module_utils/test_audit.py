@@ -58,6 +58,37 @@ PYTHON = {
         """,
         ["decorator", "@supported_compute_capability([90, 100, 103])", 1, 1],
     ),
+    "decorator under another name": (
+        """\
+        from utils import supported_compute_capability as supported
+
+        SERVED = [90, 100]
+
+        @supported(SERVED)
+        def check(x):
+            return True
+        """,
+        ["decorator", "@supported(SERVED)", 5, 5],
+    ),
+    "flag of a class": (
+        """\
+        class Runner:
+            fast = get_platform().is_sm100
+
+            def run(self, x):
+                if self.fast:
+                    x.run()
+        """,
+        ["condition", "self.fast", 5, 5],
+    ),
+    "getattr()": (
+        """\
+        def use(x):
+            if getattr(get_platform(), "is_sm100"):
+                x.run()
+        """,
+        ["condition", "getattr(get_platform(), 'is_sm100')", 2, 2],
+    ),
     "decorator of backends": (
         """\
         @supported_compute_capability([100, 103])
@@ -707,6 +738,10 @@ RUN_TIME = {
     "number first": ("int sm = getSMVersion();\n  if (90 == sm) { fast(x); }", "90 == sm"),
     "name in the condition": ("if (int sm = getSMVersion(); sm == 90) { fast(x); }", "sm == 90"),
     "put together": ("cudaDeviceProp p;\n  int const cc = p.major * 10 + p.minor;\n  if (cc == 90) { fast(x); }", "cc == 90"),
+    "of the device, beside another version": (
+        "cudaDeviceProp p;\n  int major = cudnnGetVersion() / 10000;\n  if (p.major == 9 && major > 8) { fast(x); }",
+        "p.major == 9 && major > 8",
+    ),
     "as the macro": ("cudaDeviceProp p;\n  int cc = p.major * 100 + p.minor * 10;\n  TORCH_CHECK(cc == 900, \"no\");", "cc == 900"),
     "fallback": ("int sm = getSMVersion();\n  if (sm != 90) { return Route::kFallback; }", "sm != 90"),
     "with something unknown": ("int sm = getSMVersion();\n  if (sm == 103 && fp4) { fast(x); }", "sm == 103 && fp4"),
