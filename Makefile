@@ -17,10 +17,14 @@ export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
 export PIP_CACHE_DIR := $(CURDIR)/.cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip
+COLLECTIONS := $(CURDIR)/$(VENV)/collections
 
 .PHONY: help site test lint sanity units releases oracle molecule corpus compatibility benchmark kernels clean
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+# This checkout, whatever else is installed. Molecule has a path of its own.
+site units benchmark: export ANSIBLE_COLLECTIONS_PATH := $(COLLECTIONS)
 
 site: $(VENV)/controller.done $(DEMO_VENV)/packages.done ## Run site.yml on the demo host: this machine, below demo/host/
 	ansible-playbook site.yml -l gpu-nodes
@@ -32,10 +36,10 @@ corpus: $(ORACLE_VENV)/done ## Test every published release, and record what was
 	$(MAKE) compatibility
 
 compatibility: $(VENV)/tests.done ## Write docs/compatibility.md from what make corpus recorded
-	PYTHONPATH=$(VENV)/collections python -m ansible_collections.blackwell.inference.tests.corpus.compatibility
+	PYTHONPATH=$(COLLECTIONS) python -m ansible_collections.blackwell.inference.tests.corpus.compatibility
 
 benchmark: $(VENV)/tests.done ## Time one gate call against core modules, locally and over ssh to this machine
-	PYTHONPATH=$(VENV)/collections python tests/benchmarks/gate_call.py
+	PYTHONPATH=$(COLLECTIONS) python tests/benchmarks/gate_call.py
 
 kernels: $(VENV)/tests.done ## Build the fusion kernels for SM120 with nvcc; needs a CUDA toolkit, no GPU (10 minutes)
 	pytest tests/kernels -s
@@ -48,8 +52,9 @@ $(VENV)/controller.done: requirements.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"$(PYTHON) is Python {v[0]}.{v[1]}; expected 3.11 or newer. Name one: make PYTHON=/path/to/python3 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet --require-hashes -r requirements.txt
-	mkdir -p $(VENV)/collections/ansible_collections/blackwell
-	ln -sfn ../../../.. $(VENV)/collections/ansible_collections/blackwell/inference
+	mkdir -p $(COLLECTIONS)/ansible_collections/blackwell
+	rm -rf $(COLLECTIONS)/ansible_collections/blackwell/inference
+	ln -s ../../../.. $(COLLECTIONS)/ansible_collections/blackwell/inference
 	touch $@
 
 $(VENV)/tests.done: $(VENV)/controller.done tests/requirements.txt

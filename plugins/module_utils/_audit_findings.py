@@ -22,7 +22,8 @@ from ansible_collections.blackwell.inference.plugins.module_utils._survey import
 _INSTEAD: tuple[tuple[str, str], ...] = (
     (r"data/(?:cutlass|cccl|spdlog)/|/cute/|/third_?party/", "nothing to do: a template, used by kernels that are listed on their own"),
     (r"_train|/train|experimental/|multimodal_gen/|diffusion", "nothing to do: no language model server runs it"),
-    (r"gdn|kda|mamba|linear_attn|/fla/|delta", "use another backend: --linear-attn-backend triton, --mamba-backend triton"),
+    (r"gdn|kda(?!_kernels)|mamba|linear_attn|/fla/|delta", "use another backend: --linear-attn-backend triton, --mamba-backend triton"),
+    (r"a2a|all_?to_?all", "use another backend: --moe-a2a-backend none"),
     (r"moe|expert|routing|router", "use another backend: --moe-runner-backend flashinfer_cutlass or triton"),
     (
         r"attention|attn|mla|fmha|xqa|decode|prefill|cascade|sparse|msa|dsa|nsa|qsa|rope",
@@ -30,7 +31,7 @@ _INSTEAD: tuple[tuple[str, str], ...] = (
     ),
     (r"fp4", "use another backend: --fp4-gemm-backend flashinfer_cutlass or flashinfer_cudnn"),
     (r"gemm|bmm|matmul|quant|fp8", "use another backend: --fp8-gemm-backend cutlass or triton"),
-    (r"allreduce|all_reduce|comm|a2a|alltoall|all_gather", "nothing to do: NCCL serves in its place"),
+    (r"allreduce|all_reduce|comm|all_gather", "nothing to do: NCCL serves in its place"),
     (r"sampling|topk", "use another backend: --sampling-backend pytorch"),
     (r"server_args|arg_groups|configs", "nothing to do: a default, which the option on the command line sets"),
 )

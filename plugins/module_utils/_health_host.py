@@ -199,15 +199,18 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Follow nothing."""
 
 
-def changed_since(paths: list[str], moment: float) -> list[str]:
+def changed_since(paths: list[str], moment: float, python: Optional[str] = None) -> list[str]:
     """Return the files that changed after ``moment`` (seconds since the epoch), none of them where that is 0.
 
-    A list of checksums (``*.sha256``) stands for the files that it names. Files that do not exist did not change.
+    A list of checksums (``*.sha256``) stands for the files that it names; with ``python``, for those in the venv of this
+    interpreter. Files that do not exist did not change.
     """
+    venv = os.path.join(os.path.realpath(os.path.dirname(os.path.dirname(python))), "") if python else ""
     named: list[str] = []
     for path in paths:
         lines = _text(Path(path)).splitlines() if path.endswith(".sha256") else []
-        named.extend([line.partition(" ")[2].lstrip(" *") for line in lines] or [path])
+        listed = [line.partition(" ")[2].lstrip(" *") for line in lines]
+        named.extend([name for name in listed if os.path.realpath(name).startswith(venv)] if listed else [path])
     return [path for path in named if moment and _modified(path) > moment]
 
 

@@ -27,6 +27,23 @@ def describe(pid: int) -> str:
     return f"pid {pid} ({' '.join(program).strip() or 'unnamed'})"
 
 
+def of_unit(unit: str) -> set[int]:
+    """Return the ids of the processes that systemd runs as this unit, e.g. ``sglang.service``."""
+    return {pid for pid in others() if belongs(_text(f"/proc/{pid}/cgroup"), unit)}
+
+
+def belongs(groups: str, unit: str) -> bool:
+    """Return whether the control groups of a process, as /proc lists them, are those of a unit."""
+    return any(unit in line.split("/") for line in groups.splitlines())
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""  # it ended
+
+
 def kill(process: subprocess.Popen[str]) -> None:
     """Kill a process that was started in a session of its own, children included; one that cannot die yet is not waited for long."""
     with contextlib.suppress(ProcessLookupError):

@@ -72,6 +72,12 @@ def read_lock(path: str) -> Optional[Lock]:
     return None if asked is None else Lock(asked, {pin[1]: pin[2] for pin in pins if pin})
 
 
+def find_lock(paths: Sequence[str], pins: Sequence[str]) -> tuple[Optional[str], Optional[Lock]]:
+    """Return the first of these locks that some pins led to, with its path; (None, None) where none did."""
+    locks = ((path, read_lock(path)) for path in paths)
+    return next(((path, lock) for path, lock in locks if lock and lock.pins == pins), (None, None))
+
+
 def render_lock(venv: str, lock: Lock) -> str:
     """Return the text of a lock, a requirements file."""
     lines = [f"{name}=={version}" for name, version in sorted(lock.versions.items())]
@@ -95,6 +101,12 @@ def installed(venv: str) -> Versions:
 def missing(wanted: Mapping[str, str], found: Mapping[str, str]) -> Versions:
     """Return those of ``wanted`` that are not ``found`` in their version; a pin without a local part (+cu130) takes any."""
     return {name: version for name, version in wanted.items() if version not in (found.get(name), found.get(name, "").partition("+")[0])}
+
+
+def can_resolve(installer: Installer, found: Mapping[str, str]) -> bool:
+    """Return whether the installer of a venv, in which this is ``found``, can say what it would install: pip from 22.2 on."""
+    numbers = re.findall(r"\d+", found.get("pip", ""))[:2]
+    return installer.name == "uv" or [int(number) for number in numbers] >= [22, 2]
 
 
 def find_installer(kind: str, venv: str, python: str) -> Installer:

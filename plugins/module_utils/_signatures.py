@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Optional
 
+from ansible_collections.blackwell.inference.plugins.module_utils._remedy import FULL_RUN
+
 # Severities. Only a dead server makes a FATAL line a verdict: some servers live on after one.
 FATAL = "fatal"
 HARDWARE = "hardware"  # the GPU or its link is gone, and a restart makes it worse
@@ -46,6 +48,8 @@ _UNIT = "systemd gives up"
 _STARTING = "A start, step by step"
 
 _DISABLE_FUSION = "Set sglang_server_allreduce: nccl."
+_RUN = f"Run {FULL_RUN}"
+_RUN_OR_DISABLE = f"{_RUN}, or set sglang_server_allreduce: nccl."
 _DEEPGEMM_OFF = "Set SGLANG_ENABLE_JIT_DEEPGEMM=0 and SGLANG_ENABLE_DEEP_GEMM=0 in sglang_server_environment."
 
 SIGNATURES = (
@@ -55,7 +59,7 @@ SIGNATURES = (
         FATAL,
         r"No supported CUDA architectures found for major versions \[9, 10\]",
         "FlashInfer builds its allreduce module for compute capability 9 and 10 alone: a closed gate, or the mnnvl backend.",
-        "Run the play with --tags patch,cache,restart, or set sglang_server_allreduce: nccl.",
+        _RUN_OR_DISABLE,
     ),
     Signature(
         "arch-list-empty",
@@ -103,7 +107,7 @@ SIGNATURES = (
         FATAL,
         r"FlashInfer allreduce fusion requires SM90 or SM10X",
         "sglang's choice of the fusion backend refuses this GPU: a closed gate.",
-        "Run the play with --tags patch,restart, or set sglang_server_allreduce: nccl.",
+        _RUN_OR_DISABLE,
     ),
     Signature(
         "fusion-backend-not-here",
@@ -111,7 +115,7 @@ SIGNATURES = (
         FATAL,
         r"FlashInfer allreduce fusion (?:does not support multi-node|(?:trtllm|mnnvl|cutedsl) backend (?:requires|supports))",
         "This fusion backend does not run on this GPU or on several nodes.",
-        "Set flashinfer_allreduce_fusion: trtllm on one node. " + _DISABLE_FUSION,
+        _DISABLE_FUSION,
     ),
     Signature(
         "workspace-needs-multicast",
@@ -119,7 +123,7 @@ SIGNATURES = (
         FATAL,
         r"\[SymmDeviceMemory\] Device does not support multicasting",
         "The fusion workspace of flashinfer 0.6.0 to 0.6.15 asks for NVLink multicast, which PCIe cards do not have.",
-        "Run the play with --tags patch,cache,restart, or set sglang_server_allreduce: nccl.",
+        _RUN_OR_DISABLE,
     ),
     Signature(
         "preflight-needs-multicast",
@@ -127,7 +131,7 @@ SIGNATURES = (
         WARNING,
         r"cuMulticastGetGranularity failed for FlashInfer",
         "The check that sglang makes before it turns fusion on asks for NVLink multicast, so fusion stays off.",
-        "Run the play with --tags patch,restart.",
+        _RUN + ".",
     ),
     Signature(
         "preflight-failed",
@@ -447,7 +451,7 @@ SIGNATURES = (
         FATAL,
         r"Capture [\w -]+ failed",
         "CUDA graphs could not be captured. With fusion on, a half opened set of gates looks like this.",
-        "Read the error after the colon; run the play with --tags patch,cache,restart or set sglang_server_allreduce: nccl.",
+        "Read the error after the colon. " + _RUN_OR_DISABLE,
     ),
     Signature(
         "gpu-memory",
@@ -759,7 +763,7 @@ SIGNATURES = (
         FATAL,
         r"hunk(?:s)? (?:FAILED|ignored)|corrupt patch at line",
         "Somebody else's patch does not fit this version.",
-        "Install the package again and run the play with --tags patch,cache,restart.",
+        f"Install the package again, and run {FULL_RUN}.",
     ),
     Signature(
         "no-pip",
@@ -775,7 +779,7 @@ SIGNATURES = (
         FATAL,
         r"blackwell\.inference: opened gates have changed on disk",
         "A reinstall of flashinfer or sglang has closed the gates that had been opened.",
-        "Run the play with --tags patch,cache,restart.",
+        _RUN + ".",
     ),
     Signature(
         "preflight-refused",

@@ -16,12 +16,14 @@ description:
   - Whatever hangs is killed after O(phase_timeout) seconds, and is a result like any other.
   - Keeps the result with a fingerprint of the driver, the GPUs and their links, the packages, the CUDA compiler, the gates and the
     options. While that is unchanged, nothing is measured again.
-  - Decides for V(fusion) or V(pcie_ipc) only where it is correct on every rank and faster than NCCL by more than 5 % and more than the
-    spread of the measurement, and slower by that at no batch size. Otherwise for V(nccl), with the reason.
+  - Decides for V(fusion) or V(pcie_ipc) only where it is correct on every rank and faster than NCCL by more than 5 %, on the server 7 %,
+    and more than the spread of the measurement, and slower by that at no batch size. Otherwise for V(nccl), with the reason.
+  - What was measured for a server that runs stands until it is measured again, where only the driver, the GPUs and their links, or the
+    CUDA compiler have changed.
 attributes:
   check_mode:
     support: full
-    description: Says whether it would measure. What the measurement will say, nobody can.
+    description: Says whether it would measure. What the measurement will say, nobody can; what was measured before is shown.
   diff_mode:
     support: full
     description: Shows the decision before and after.
@@ -85,6 +87,18 @@ options:
     description: Seconds that everything may take, a first build of the kernels included.
     type: int
     default: 3600
+  unit:
+    description: Name of the server's unit, by which it is known whether it runs.
+    type: str
+  config_file:
+    description: Configuration that it runs with, as the role C(sglang_server) writes it; it tells how the ranks reduce.
+    type: path
+  stops:
+    description:
+      - Whether O(unit) is stopped before the measurement. With O(measure=false) and in check mode, its processes are then not in the
+        way, and otherwise the measurement has to succeed.
+    type: bool
+    default: false
   benchmark:
     description:
       - Runs of M(blackwell.inference.server_benchmark) on this server, A-B-A, to be kept with what was measured. From then on they
@@ -107,7 +121,7 @@ options:
     default: /etc/ansible/facts.d
 notes:
   - A measurement takes about a minute, and minutes more where the kernels have to be built first.
-  - GPUs that anything else uses are never measured. The server has to be stopped for that.
+  - GPUs that anything else uses are never measured. The server has to be stopped for that, as the playbook C(site) does.
 seealso:
   - module: blackwell.inference.server_benchmark
   - module: blackwell.inference.gate
@@ -199,7 +213,9 @@ from ansible_collections.blackwell.inference.plugins.module_utils._decision impo
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
 from ansible_collections.blackwell.inference.plugins.module_utils._gpu import Inventory, NvidiaSmiMissing, nvidia_smi, query_inventory
 from ansible_collections.blackwell.inference.plugins.module_utils._packages import locate
+from ansible_collections.blackwell.inference.plugins.module_utils._processes import of_unit
 from ansible_collections.blackwell.inference.plugins.module_utils._records import SCHEMA_VERSION, load, replace
+from ansible_collections.blackwell.inference.plugins.module_utils._remedy import FULL_RUN
 
 
 def prove(params: dict, check_mode: bool) -> dict:
@@ -225,7 +241,9 @@ def prove(params: dict, check_mode: bool) -> dict:
     site.require("flashinfer", "sglang")
     current = proof.fingerprint(server, inventory, site, params["state_dir"])
     record = load(path)
-    before = consequence(server, record, current)
+    processes = of_unit(params["unit"]) if params["unit"] else set()
+    running = proof.running_strategy(params["config_file"]) if processes and params["config_file"] else None
+    before = consequence(server, record, current, running)
     changed_since = differences(record["fingerprint"], current) if record else []
     if params["benchmark"] is not None:
         if not record or changed_since:
@@ -233,20 +251,25 @@ def prove(params: dict, check_mode: bool) -> dict:
         return keep(params, check_mode, {**record, "benchmark": params["benchmark"]}, server, current, before)
     if record and not changed_since and not params["force"]:
         return answer(path, "kept", before, record)
-    if not params["measure"]:
-        return answer(path, "stale" if record else "missing", before, record, changed_since)
 
-    refusal = proof.refusal(server, site, run)
+    looks = check_mode or not params["measure"]
+    refusal = proof.refusal(server, site, run, processes if params["stops"] and looks else set())
+    if not refusal and not params["measure"]:
+        return answer(path, "stale" if record else "missing", before, record, changed_since)
     if not refusal and check_mode:
-        expected = nccl("it would be measured, and the result is not known yet")
+        earlier = decide(record["probe"], server.world_size, benchmark=record.get("benchmark")) if record else before
+        expected = earlier._replace(reason="it would be measured, and the result is not known yet")
         return {**answer(path, "measured", expected, record, changed_since), "changed": True, "diff": diff(path, before, expected)}
     if not refusal:
         result = proof.measure(server, site, params["executable"], params["phase_timeout"], params["timeout"])
         refusal = result["message"] if result["status"] == "refused" else None  # somebody was faster
-    if refusal and params["required"]:
-        raise InferenceError(f"world_size {server.world_size}", refusal, "a host that can be measured")
+    if refusal and (params["required"] or (params["stops"] and params["measure"])):
+        remedy = f"The full run stops the server and starts it again: {FULL_RUN}." if processes else ""
+        raise InferenceError(f"world_size {server.world_size}", refusal, "a host that can be measured", remedy)
     if refusal:
-        return answer(path, "refused", nccl(f"it cannot be measured now: {refusal}"), record, changed_since)
+        why = f"it cannot be measured now: {refusal}"
+        decision = before._replace(reason=f"{why}; {before.reason}") if record else nccl(why)
+        return answer(path, "refused", decision, record, changed_since)
 
     measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record = {"schema_version": SCHEMA_VERSION, "measured_at": measured_at, "fingerprint": current, "probe": result}
@@ -269,11 +292,11 @@ def record_path(params: dict) -> str:
     return os.path.join(params["state_dir"], "proofs", f"{params['name']}.json")
 
 
-def consequence(server: proof.Server, record: dict | None, current: dict) -> Decision:
-    """Return what follows from a record for the host as it is."""
+def consequence(server: proof.Server, record: dict | None, current: dict, running: str | None = None) -> Decision:
+    """Return what follows from a record for the host as it is, and for a server that runs with this strategy."""
     if record is None:
         return decide(None)
-    return decide(record["probe"], server.world_size, record["fingerprint"], current, record.get("benchmark"))
+    return decide(record["probe"], server.world_size, record["fingerprint"], current, record.get("benchmark"), running)
 
 
 def nccl(reason: str) -> Decision:
@@ -324,6 +347,9 @@ def main() -> None:
             "force": {"type": "bool", "default": False},
             "phase_timeout": {"type": "int", "default": 60},
             "timeout": {"type": "int", "default": 3600},
+            "unit": {"type": "str"},
+            "config_file": {"type": "path"},
+            "stops": {"type": "bool", "default": False},
             "benchmark": {"type": "list", "elements": "dict"},
             "executable": {"type": "str", "default": "nvidia-smi"},
             "state_dir": {"type": "path", "default": "/var/lib/blackwell-inference"},

@@ -47,6 +47,9 @@ options:
     type: list
     elements: path
     default: []
+  python:
+    description: Interpreter of the server. Of the files named in a list, those in its venv count.
+    type: path
   ca_path:
     description: File of PEM certificates to trust beside those of the system.
     type: path
@@ -169,6 +172,7 @@ def main() -> None:
             "api_key": {"type": "str", "no_log": True},
             "since": {"type": "str"},
             "files": {"type": "list", "elements": "path", "default": []},
+            "python": {"type": "path"},
             "ca_path": {"type": "path"},
             "validate_certs": {"type": "bool", "default": True},
         },
@@ -180,7 +184,7 @@ def main() -> None:
         target = Target(**{name: options[name] for name in Target._fields})
         host = LocalHost(target)
         report = watch(host, options["timeout"], options["interval"], options["canary"])
-        pending = changed_since(options["files"], host.started())
+        pending = changed_since(options["files"], host.started(), options["python"])
     except InferenceError as error:
         module.fail_json(msg=str(error))
     result = {**report._asdict(), "restart_pending": pending, "enabled": host.enabled()}

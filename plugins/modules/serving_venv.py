@@ -15,14 +15,16 @@ description:
     installed, nothing is done, whatever newer releases there are.
   - Where something that the lock names is not installed in its version, it is installed from the lock. A lock that is copied to
     other hosts beforehand makes their venvs the same.
-  - New pins are resolved anew, and what they need is installed over what is there. Packages that nothing asks for any more stay.
+  - New pins are resolved anew, and what they need is installed over what is there. Packages that nothing asks for any more stay. The
+    lock before stays beside the new one, with C(.previous) appended; with its pins again, what it names comes back in its version.
   - Files that M(blackwell.inference.gate) has edited in a package go with its old version; run that module afterwards.
-  - Nothing is installed while a server of this venv is starting. A server that runs should be stopped before an upgrade, since it
-    may import more of the packages later.
+  - Nothing is installed while a server of this venv runs, since it may import more of the packages later.
 attributes:
   check_mode:
     support: full
-    description: Says which of the pinned or locked packages would be installed; which others come with them, only a run can say.
+    description:
+      - Says which of the pinned or locked packages would be installed; which others come with them, only a run can say.
+      - Lets the installer resolve them, where the venv is there and its installer can (uv, or pip from 22.2 on).
   diff_mode:
     support: full
     description: Shows the versions of these packages before and after.
@@ -43,7 +45,7 @@ options:
   lock:
     description:
       - Path of the lock. Default is O(path) with C(.lock) appended.
-      - Remove it to have the same pins resolved again.
+      - Remove it and the one before, C(LOCK.previous), to have the same pins resolved again.
     type: path
   base_python:
     description: Name or path of the interpreter that a missing venv is made with. C(uv) also takes a version, such as V(3.12).
@@ -66,6 +68,9 @@ options:
     description: Seconds that making the venv, and installing, may take each.
     type: int
     default: 3600
+  unit:
+    description: Unit of the server that is stopped before anything is installed. In check mode, its processes are not in the way.
+    type: str
 seealso:
   - module: blackwell.inference.gate
 """
@@ -99,6 +104,11 @@ installer:
   returned: success
   type: str
   sample: uv
+in_use:
+  description: Whether, in check mode, O(unit) runs from the venv and something would be installed.
+  returned: success
+  type: bool
+  sample: false
 packages:
   description: What is installed; in check mode, before anything would be.
   returned: success
@@ -113,7 +123,8 @@ import tempfile
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.blackwell.inference.plugins.module_utils import _serving_venv as serving_venv
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
-from ansible_collections.blackwell.inference.plugins.module_utils._starting_servers import refuse_starting_server
+from ansible_collections.blackwell.inference.plugins.module_utils._processes import of_unit
+from ansible_collections.blackwell.inference.plugins.module_utils._starting_servers import refuse_running_server
 
 
 def run(module: AnsibleModule) -> dict:
@@ -122,42 +133,58 @@ def run(module: AnsibleModule) -> dict:
     path, lock_path = os.path.abspath(params["path"]), params["lock"] or os.path.abspath(params["path"]) + ".lock"
     pins, asked = serving_venv.parse_pins(params["packages"]), sorted(package.strip() for package in params["packages"])
     serving_venv.refuse_credentials(params["extra_args"])
-    python, lock = os.path.join(path, "bin", "python"), serving_venv.read_lock(lock_path)
+    python, previous = os.path.join(path, "bin", "python"), f"{lock_path}.previous"
     if os.path.isdir(path) and os.listdir(path) and not os.path.exists(python):
         raise InferenceError("path", f"{path} holds no bin/python", "a venv, or a path that is free")
-    before, locked = serving_venv.installed(path), lock is not None and lock.pins == asked
-    wanted = lock.versions if lock and locked else pins
+    locked, lock = serving_venv.find_lock([lock_path, previous], asked)
+    before, wanted = serving_venv.installed(path), lock.versions if lock else pins
     missing = serving_venv.missing(wanted, before)
-    result = {"changed": False, "python": python, "lock": lock_path, "installer": None, "packages": before}
-    if locked and not missing and os.path.exists(python):
+    result = {"changed": False, "python": python, "lock": lock_path, "installer": None, "packages": before, "in_use": False}
+    if locked == lock_path and not missing and os.path.exists(python):
         return {**result, "diff": diff(path, before, before, wanted)}
     installer = serving_venv.find_installer(params["installer"], path, params["base_python"])
+    # The lock names everything, so nothing is looked for beyond it. uv takes the flag once only.
+    no_deps = ["--no-deps"] if locked and "--no-deps" not in params["extra_args"] else []
+    arguments = [*params["extra_args"], *no_deps, *(["--requirement", locked] if locked else asked)]
     after = {**before, **missing}
-    if not module.check_mode:
-        # The lock names everything, so nothing is looked for beyond it. uv takes the flag once only.
-        no_deps = ["--no-deps"] if locked and "--no-deps" not in params["extra_args"] else []
-        install(module, installer, path, [*no_deps, "--requirement", lock_path] if locked else asked)
-        after = serving_venv.installed(path)
+    if module.check_mode:
+        result["in_use"] = predict(module, installer, path, arguments)
+    else:
+        install(module, installer, path, arguments)
+        after = result["packages"] = serving_venv.installed(path)
         for name, version in serving_venv.missing(wanted, after).items():
             found = f"{name} {after.get(name, 'is not there')} after installing {name}=={version}"
             raise InferenceError("packages", found, "that version, as its own metadata writes it")
-        if not locked:
+        if locked != lock_path:
+            if os.path.exists(lock_path):
+                with open(lock_path, encoding="utf-8") as file:
+                    write(module, previous, file.read())
             write(module, lock_path, serving_venv.render_lock(path, serving_venv.Lock(asked, after)))
-        result["packages"] = after
     return {**result, "changed": True, "installer": installer.name, "diff": diff(path, before, after, wanted)}
+
+
+def predict(module: AnsibleModule, installer: serving_venv.Installer, path: str, arguments: list[str]) -> bool:
+    """Fail where installing would, as far as that can be known without; return whether the unit has to be stopped before."""
+    stopped = of_unit(module.params["unit"]) if module.params["unit"] else set()
+    in_use = False
+    for site in serving_venv.sites(path):
+        in_use |= refuse_running_server(site, stopped)
+        if serving_venv.can_resolve(installer, serving_venv.installed(path)):
+            what = f"resolving for {path} with {installer.name}"
+            serving_venv.run([*installer.install, "--dry-run", *arguments], what, module.params["timeout"])
+    return in_use
 
 
 def install(module: AnsibleModule, installer: serving_venv.Installer, path: str, arguments: list[str]) -> None:
     """Make the venv where it is missing, and install into it."""
-    params, parent = module.params, os.path.dirname(path)
+    timeout, parent = module.params["timeout"], os.path.dirname(path)
     os.makedirs(parent, mode=0o755, exist_ok=True)
     with serving_venv.alone(parent):
         for site in serving_venv.sites(path):
-            refuse_starting_server(site)
+            refuse_running_server(site)
         if not os.path.exists(os.path.join(path, "bin", "python")):
-            make(installer, path, params["timeout"])
-        what = f"installing into {path} with {installer.name}"
-        serving_venv.run([*installer.install, *params["extra_args"], *arguments], what, params["timeout"])
+            make(installer, path, timeout)
+        serving_venv.run([*installer.install, *arguments], f"installing into {path} with {installer.name}", timeout)
 
 
 def make(installer: serving_venv.Installer, path: str, timeout: float) -> None:
@@ -193,6 +220,7 @@ def main() -> None:
             "installer": {"type": "str", "choices": ["auto", "uv", "pip"], "default": "auto"},
             "extra_args": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "int", "default": 3600},
+            "unit": {"type": "str"},
         },
         supports_check_mode=True,
     )

@@ -1,7 +1,10 @@
 # Copyright (c) blackwell.inference contributors
 # GNU General Public License v3.0+ (see COPYING or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The releases that are tested, in pairs: every one that was published from the oldest to the newest that counts."""
+"""The releases that are tested, in pairs, and what each ships closed: every one from the oldest to the newest that counts.
+
+This is data. docs/releases.md says what a new release takes.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,12 @@ from functools import cache
 from typing import NamedTuple
 
 from ansible_collections.blackwell.inference.tests.unit.wheels import wheel
+
+
+def order(version: str) -> tuple[tuple[int, ...], int]:
+    """A sortable form of a version such as 0.6.16.post4."""
+    numbers, _dot, post = version.partition(".post")
+    return tuple(map(int, re.findall(r"\d+", numbers))), int(post or 0)
 
 
 class Pair(NamedTuple):
@@ -59,18 +68,37 @@ FLASHINFER = (
 # and one that has every kind of gate; then some that are far apart.
 PINNED = tuple(Pair(version) for version in SGLANG)
 MISMATCHED = (
-    *(Pair("0.5.9" if version < "0.6" else "0.5.14", version) for version in FLASHINFER if version != "0.6.12"),  # 0.5.14's own
+    *(Pair("0.5.9" if order(version) < order("0.6") else "0.5.14", version) for version in FLASHINFER if version != "0.6.12"),  # its own
     Pair("0.5.3", "0.6.17"), Pair("0.5.7", "0.6.1"), Pair("0.5.8", "0.6.18"), Pair("0.5.9", "0.6.9"), Pair("0.5.10", "0.6.14"),
     Pair("0.5.11", "0.6.17"), Pair("0.5.19", "0.6.9"), Pair("0.5.21", "0.6.16.post4"), Pair("0.5.23", "0.6.9"), Pair("0.5.23", "0.7.4"),
 )  # fmt: skip
 EVERY = PINNED + MISMATCHED
 # Few, for every run: each place and shape of a gate, and each set of gates that opens together, is in one of them.
-SPREAD = (Pair("0.5.3.post3"), Pair("0.5.8"), Pair("0.5.11"), Pair("0.5.16"), Pair("0.5.19", "0.6.9"), Pair("0.5.21"), Pair("0.5.23"))
+SPREAD = (Pair("0.5.3.post3"), Pair("0.5.8"), Pair("0.5.11"), Pair("0.5.16"), Pair("0.5.19", "0.6.9"), Pair("0.5.21"), Pair(SGLANG[-1]))
+FLASHINFER_SPREAD = ("0.5.0", "0.6.1", "0.6.16.post4", "0.6.17", FLASHINFER[-1])  # for what does not depend on sglang
 
-FLASHINFER_SPREAD = ("0.5.0", "0.6.1", "0.6.16.post4", "0.6.17", "0.7.4")  # for what does not depend on sglang
+
+class ShippedClosed(NamedTuple):
+    """Releases that ship a gate closed at 12.0, from the first that is named up to the one that no longer does; empty: no end.
+
+    A release that closes again what was open gets a line of its own.
+    """
+
+    gate: str
+    flashinfer: tuple[str, str] = ("", "")
+    sglang: tuple[str, str] = ("", "")
+
+    def counts_in(self, pair: Pair) -> bool:
+        """Whether this pair, with both versions named, is one of them."""
+        ends = ((pair.flashinfer, self.flashinfer), (pair.sglang, self.sglang))
+        return all(order(first) <= order(version) and (not end or order(version) < order(end)) for version, (first, end) in ends)
 
 
-def order(version: str) -> tuple[tuple[int, ...], int]:
-    """A sortable form of a version such as 0.6.16.post4."""
-    numbers, _dot, post = version.partition(".post")
-    return tuple(map(int, re.findall(r"\d+", numbers))), int(post or 0)
+SHIPPED_CLOSED = (
+    ShippedClosed("flashinfer.trtllm_comm.majors", flashinfer=("", "0.6.17")),
+    ShippedClosed("flashinfer.workspace.multicast_device", flashinfer=("0.6.0", "0.6.10"), sglang=("0.5.10", "")),
+    ShippedClosed("flashinfer.workspace.multicast_granularity", flashinfer=("0.6.0", "0.6.10"), sglang=("0.5.10", "")),
+    ShippedClosed("sglang.fusion.applies"),
+    ShippedClosed("sglang.fusion.workspace_preflight", sglang=("0.5.11", "")),
+    ShippedClosed("sglang.fusion.backend", sglang=("0.5.14", "")),
+)

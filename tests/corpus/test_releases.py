@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import BY_ID
+import json
+
+from ansible_collections.blackwell.inference.plugins.module_utils._catalogue import BY_ID, NEWEST_TESTED
+from ansible_collections.blackwell.inference.tests.corpus.compatibility import RESULTS
 from ansible_collections.blackwell.inference.tests.corpus.host import Host
-from ansible_collections.blackwell.inference.tests.corpus.releases import Pair, order
+from ansible_collections.blackwell.inference.tests.corpus.releases import FLASHINFER, SGLANG, SHIPPED_CLOSED, Pair, order
 
 ALONE = ("8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
 MIXED = "9.0 12.0"
@@ -24,13 +27,13 @@ OPEN, CLOSED = {"open", "opened"}, {"closed", "not_admitted"}
 
 
 def to_open(pair: Pair) -> set[str]:
-    """The gates that keep fusion shut at 12.0, by the versions that brought and dropped them."""
-    sglang, flashinfer = order(pair.sglang), order(pair.flashinfer)
-    gates = {"sglang.fusion.applies"}
-    gates |= {MAJORS} if flashinfer < order("0.6.17") else set()
-    gates |= MULTICAST if order("0.6.0") <= flashinfer < order("0.6.10") and sglang >= order("0.5.10") else set()
-    gates |= {"sglang.fusion.workspace_preflight"} if sglang >= order("0.5.11") else set()
-    return gates | ({"sglang.fusion.backend"} if sglang >= order("0.5.14") else set())
+    """The gates that keep fusion shut at 12.0 in this pair."""
+    return {shipped.gate for shipped in SHIPPED_CLOSED if shipped.counts_in(pair)}
+
+
+def test_the_newest_releases_are_those_that_the_catalogue_calls_tested():
+    recorded = json.loads(RESULTS.read_text(encoding="utf-8"))["newest_tested"]
+    assert {"flashinfer": FLASHINFER[-1], "sglang": SGLANG[-1]} == NEWEST_TESTED == recorded
 
 
 def test_release(pair, host, record_property):

@@ -150,7 +150,7 @@ def test_a_host_without_gpus_gets_no_server(host, tmp_path):
     }
     output = host.site(**bare)
     assert counts(output)["failed"] == 0, output
-    assert "so there is nothing to open" in output
+    assert "server     none without GPUs: nothing is written or started." in output
     assert list(tmp_path.iterdir()) == []
     assert "server     sglang.service would be written" in host.site("--check", **bare, sglang_server_gpu_count=8)
 

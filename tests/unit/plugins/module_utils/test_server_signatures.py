@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Log lines as people have reported them, and the document that is made from the signatures.
 
-Run as a program, this writes docs/TROUBLESHOOTING.md; how is told there.
+Run as a program, this writes that part of docs/TROUBLESHOOTING.md; how is told there.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,35 +22,23 @@ from ansible_collections.blackwell.inference.plugins.module_utils._signatures im
     explain,
 )
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "TROUBLESHOOTING.md"
-INTRODUCTION = """\
-# Troubleshooting
-
-`server_health` and the role `sglang_server` read the journal of the server and tell what a line means and what to do. This is what they
-know, by symptom. Severity: *fatal* lines explain why a server died, *hardware* lines call for a reset or a reboot rather than a restart,
-*warnings* cost speed or features, the rest is part of a normal start.
-
-This file is made from
+ROOT = Path(__file__).parents[4]
+DOCUMENT = ROOT / "docs" / "TROUBLESHOOTING.md"
+# Above it stands in the document what is written by hand.
+MARK = "## What a line of the log means\n"
+INTRODUCTION = f"""{MARK}
+What follows is made from
 [the signatures](https://github.com/blackwell-inference/blackwell.inference/blob/main/plugins/module_utils/_signatures.py):
 `PYTHONPATH=.venv/collections python -m ansible_collections.blackwell.inference.tests.unit.plugins.module_utils.test_server_signatures`.
-
-## What state the server is in
-
-- **ready**: it has answered requests with a nonce. Where `fusion` is `requested_but_inactive`, not every rank has said that it fuses: look
-  for the warnings of the first table, and run the play with --tags verify.
-- **starting**, **compiling**: the time was over and it was still at it. Raise sglang_server_timeout, or prebuild the kernels.
-- **failed**: it is dead. Read the line and what it means, or the journal: `journalctl -u sglang`.
-- **hung**: it took three requests in a row and answered none while its log told of no work, or it has said nothing for ten minutes and no
-  compiler runs. Look at a rank with py-spy dump, and for a stale lock. Where it hangs with fusion alone, set sglang_server_allreduce: nccl.
-- **wedged**: a GPU or its link is lost, or a GPU is fully busy at 100 to 160 W without a process. The role leaves the server stopped, since
-  a start would make it worse. Reset the GPU or reboot.
+Severity: *fatal* lines explain why a server died, *hardware* lines call for a reset or a reboot rather than a restart, *warnings* cost
+speed or features, the rest is part of a normal start.
 """
 
 
-def document() -> str:
+def of_signatures() -> str:
     parts = [INTRODUCTION]
     for symptom in dict.fromkeys(signature.symptom for signature in SIGNATURES):
-        parts.append(f"\n## {symptom}\n\n| a line of the log matches | severity | meaning | what to do |\n|---|---|---|---|\n")
+        parts.append(f"\n### {symptom}\n\n| a line of the log matches | severity | meaning | what to do |\n|---|---|---|---|\n")
         for signature in SIGNATURES:
             if signature.symptom == symptom:
                 pattern = signature.pattern.replace("|", "\\|")
@@ -58,7 +47,17 @@ def document() -> str:
 
 
 def test_the_document_is_made_from_the_signatures():
-    assert DOCUMENT.read_text() == document()
+    _by_hand, mark, made = DOCUMENT.read_text().partition(MARK)
+    assert mark + made == of_signatures()
+
+
+def test_the_document_quotes_what_a_play_really_says():
+    by_hand = DOCUMENT.read_text().partition(MARK)[0].partition("## What a play says")[2]
+    ours = [path for folder in ("plugins", "playbooks", "roles") for path in (ROOT / folder).rglob("*")]
+    said = "\n".join(path.read_text() for path in ours if path.suffix in (".py", ".yml", ".j2", ".sh"))
+    quoted = re.findall(r"^\| `([^`]+)` \|", by_hand, re.MULTILINE)
+    assert len(quoted) > 5
+    assert [words for words in quoted if words not in said] == []
 
 
 def test_signatures_are_complete():
@@ -140,4 +139,4 @@ def test_an_ordinary_line_means_nothing(line):
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(document())
+    DOCUMENT.write_text(DOCUMENT.read_text().partition(MARK)[0] + of_signatures())

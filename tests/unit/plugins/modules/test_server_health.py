@@ -129,7 +129,7 @@ def test_a_dead_server_is_explained_from_its_log(tools):
     result = run(tools(FAILED, lines), unit="sglang.service", url="http://127.0.0.1:1", api_key=KEY, timeout=60)
     assert result["state"] == "failed"
     assert result["diagnosis"]["signature"] == "fusion-module-closed"
-    assert "--tags patch,cache,restart" in result["msg"]
+    assert "ansible-playbook blackwell.inference.site -l HOST" in result["msg"]
     assert result["seconds"] < 5
 
 
@@ -188,14 +188,20 @@ def test_an_answer_that_takes_too_long_is_none(server, drip):
 
 def test_files_newer_than_the_start_are_pending(server, tools, tmp_path):
     started = int((time.clock_gettime(time.CLOCK_MONOTONIC) - 100) * 1e6)
-    for name, age in (("old", 1000), ("new", 10), ("opened.py", 10), ("closed.py", 1000), ("gates.sha256", 10)):
+    gates = [("venv/opened.py", 10), ("venv/closed.py", 1000), ("venv2/opened.py", 10)]
+    for name, age in (("old", 1000), ("new", 10), *gates, ("gates.sha256", 10)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (time.time() - age,) * 2)
-    (tmp_path / "gates.sha256").write_text(f"{'0' * 64}  {tmp_path}/opened.py\n{'0' * 64}  {tmp_path}/closed.py\n")
+    (tmp_path / "gates.sha256").write_text("".join(f"{'0' * 64}  {tmp_path / name}\n" for name, _age in gates))
     files = [str(tmp_path / name) for name in ("old", "new", "absent", "gates.sha256")]
     path = tools({**RUNNING, "InactiveExitTimestampMonotonic": started})
-    result = run(path, unit="sglang.service", url=server.url, api_key=KEY, files=files)
-    assert result["restart_pending"] == [str(tmp_path / "new"), str(tmp_path / "opened.py")]
+    options = {"unit": "sglang.service", "url": server.url, "api_key": KEY, "files": files}
+    pending = [str(tmp_path / name) for name in ("new", "venv/opened.py", "venv2/opened.py")]
+    assert run(path, **options)["restart_pending"] == pending
+    assert run(path, **options, python=str(tmp_path / "venv/bin/python"))["restart_pending"] == pending[:2]
+    (tmp_path / "linked").symlink_to("venv2")
+    assert run(path, **options, python=str(tmp_path / "linked/bin/python"))["restart_pending"] == pending[::2]
 
 
 @pytest.mark.parametrize(
