@@ -90,15 +90,18 @@ options:
   unit:
     description: Name of the server's unit, by which it is known whether it runs.
     type: str
+    version_added: 0.3.0
   config_file:
     description: Configuration that it runs with, as the role C(sglang_server) writes it; it tells how the ranks reduce.
     type: path
+    version_added: 0.3.0
   stops:
     description:
       - Whether O(unit) is stopped before the measurement. With O(measure=false) and in check mode, its processes are then not in the
         way, and otherwise the measurement has to succeed.
     type: bool
     default: false
+    version_added: 0.3.0
   benchmark:
     description:
       - Runs of M(blackwell.inference.server_benchmark) on this server, A-B-A, to be kept with what was measured. From then on they

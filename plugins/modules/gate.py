@@ -80,7 +80,7 @@ options:
     type: str
     choices: [open, refuse]
     default: open
-    version_added: 0.2.0
+    version_added: 0.3.0
   pycache_prefix:
     description:
       - E(PYTHONPYCACHEPREFIX) of the server, if it has one. Compiled files of the edited sources are removed there, too.

@@ -52,7 +52,7 @@ options:
     type: list
     elements: path
     default: []
-    version_added: 0.2.0
+    version_added: 0.3.0
   unit:
     description:
       - Path of the systemd unit of the server; need not exist. Other servers that this collection has put into units beside it

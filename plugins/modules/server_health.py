@@ -50,6 +50,7 @@ options:
   python:
     description: Interpreter of the server. Of the files named in a list, those in its venv count.
     type: path
+    version_added: 0.3.0
   ca_path:
     description: File of PEM certificates to trust beside those of the system.
     type: path

@@ -71,6 +71,7 @@ options:
   unit:
     description: Unit of the server that is stopped before anything is installed. In check mode, its processes are not in the way.
     type: str
+    version_added: 0.3.0
 seealso:
   - module: blackwell.inference.gate
 """

@@ -37,7 +37,6 @@ HOSTS = {
         "sglang_server_measured": {"strategy": "fusion"},
         "sglang_server_max_jobs": 6,
         "sglang_server_arguments": {"--host": "::", "tp": 4, "max-running-requests": 7},
-        "sglang_server_allow_unauthenticated": True,
     },
     "measured": {"sglang_server_measured": {"strategy": "fusion", "reason": "8 % faster at TP8"}},
     "forced": {

@@ -129,70 +129,18 @@ def test_a_server_that_goes_is_asked_for_its_name_alone(refusals):
     assert refusals(name="glm-5.nvfp4_a@1", state="absent", profile="gone", arguments={"port": 70000}) == []
 
 
-@pytest.mark.parametrize(("host", "secrets"), [("::", {"admin_api_key": "k"}), ("127.0.0.1.example.com", {"api_key": ""})])
-def test_a_server_that_others_reach_needs_a_key(host, secrets, refusals):
-    open_to_all = {"arguments": {"--host": host}, "secrets": secrets}
-    [line] = refusals(**open_to_all)
-    assert line.startswith(f"host: {host} was found, where whoever reaches the host may use the server; expected 127.0.0.1, ")
-    assert refusals(**open_to_all, allow_unauthenticated="yes") == refusals(**{**open_to_all, "secrets": {"api-key": "k"}}) == []
-
-
-@pytest.mark.parametrize("host", ["127.1.2.3", "localhost", "::1", None])
-def test_a_server_that_listens_to_its_own_host_needs_no_key(host, refusals):
-    assert refusals(arguments={"host": host}) == []
-
-
 @pytest.mark.parametrize(
-    ("profile", "told"),
+    ("host", "secrets", "exposed"),
     [
-        ({"arguments": {"model_path": "m"}, "enviroment": {"A": "1"}}, "enviroment was found"),
-        ({"arguments": ["--tp=8"]}, "no mapping arguments was found"),
-        ({"arguments": {"model_path": "m"}, "environment": ["A=1"]}, "no mapping environment was found"),
-        (["arguments"], "no mapping arguments was found"),
-        (None, "no mapping arguments was found"),
+        ("::", {"admin_api_key": "k"}, True),
+        ("127.0.0.1.example.com", {"api_key": ""}, True),
+        ("10.1.2.3", {}, True),
+        ("10.1.2.3", {"api-key": "k"}, False),
+        ("127.1.2.3", {}, False),
+        ("localhost", {}, False),
+        ("::1", {}, False),
+        (None, {}, False),
     ],
 )
-def test_a_profile_with_something_else_in_it_is_one_line(profile, told, tmp_path, refusals):
-    path = tmp_path / "own.yml"
-    path.write_text(yaml.safe_dump(profile))
-    [line] = refusals(profile=str(path))
-    assert line.startswith(f"sglang_server_profile: {told} in {path}; expected ")
-
-
-RTX_PRO_6000, RTX_5090 = 97887, 32607
-
-
-@pytest.mark.parametrize(
-    ("memory", "options", "enough"),
-    [
-        ([RTX_PRO_6000] * 8, {}, 8),
-        ([RTX_5090] * 8, {}, 0),
-        ([RTX_PRO_6000] * 4, {}, 4),
-        ([RTX_PRO_6000] * 4, {"arguments": {"tp": 4}}, 4),
-        ([RTX_PRO_6000] * 8 + [RTX_5090], {}, 8),
-        ([RTX_PRO_6000] * 4 + [RTX_5090] * 4, {}, 4),
-        ([RTX_PRO_6000] * 4, {"arguments": {"nnodes": 2}}, 4),
-        ([RTX_5090] * 8, {"arguments": {"model_path": "small"}}, 8),
-        ([], {}, 8),
-        ([RTX_5090], {"profile": "qwen_3_6_27b_nvfp4_rtx_pro_6000"}, 1),
-    ],
-)
-def test_a_profile_is_refused_on_gpus_with_less_memory_than_it_needs(memory, options, enough, refusals, templated):
-    arguments = templated("all_arguments", **options)
-    ranks = arguments["tensor_parallel_size"] // arguments.get("nnodes", 1)
-    lines = refusals(gpu_memory_mib=memory, **options)
-    assert len(lines) == (enough < ranks)
-    for line in lines:
-        assert line.startswith(
-            f"sglang_server_profile: {enough} GPUs with 95000 MiB or more were found; glm_5_nvfp4_tp8_rtx_pro_6000 expects {ranks}. "
-        )
-
-
-def test_what_a_server_needs_is_not_asked_of_a_run_that_leaves_it_alone(refusals):
-    wrong = {"gpu_memory_mib": [RTX_5090], "arguments": {"host": "10.0.0.5"}}
-    assert [len(refusals(run_tags=tags, **wrong)) for tags in (["patch", "verify"], ["restore"], ["configure"], ["restart"])] == [
-        0,
-        0,
-        2,
-        2,
-    ]
+def test_whether_anybody_who_reaches_the_host_may_use_the_server(host, secrets, exposed, templated):
+    assert templated("exposed", arguments={"--host": host}, secrets=secrets) is exposed
