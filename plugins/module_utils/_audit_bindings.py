@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Optional, Union
 
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import is_architectural
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import is_architectural
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import FunctionNode, dotted_name
 
 

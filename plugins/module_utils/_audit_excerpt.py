@@ -11,7 +11,6 @@ dropped leaves a trace where it matters: a block that holds other code still hol
 from __future__ import annotations
 
 import ast
-import keyword
 import re
 import warnings
 from bisect import bisect_left, bisect_right
@@ -19,158 +18,10 @@ from collections.abc import Container, Iterable, Iterator
 from functools import cache, cached_property
 from typing import NamedTuple, Optional, Union
 
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_lines import HEAD, Line, logical_lines, pruned
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_mentions import mentions
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import speaks
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import SOURCE, is_architectural, speaks
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import dotted_name
-
-
-class Line(NamedTuple):
-    """A logical line: one statement, or the head of one, however many physical lines it takes."""
-
-    start: int  # offset of its first character, white space included
-    end: int  # offset behind its line ending
-    indent: int
-    word: str  # what it starts with: a keyword, a name, or another character
-
-
-_STRING = (
-    r"\"{3}[^\"\\]*(?:(?:\\.|\"(?!\"\"))[^\"\\]*)*\"{3}|'{3}[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*'{3}"
-    r"|\"[^\"\\\n]*(?:\\.[^\"\\\n]*)*\"|'[^'\\\n]*(?:\\.[^'\\\n]*)*'"
-)
-_CLOSED_AT_ONCE = r"\([^()\[\]{}\n\"'#\\]*\)|\[[^()\[\]{}\n\"'#\\]*\]"
-# The next bracket or line ending, and all before it that is neither, strings and comments included. A lookahead is not
-# tried again once it has matched: without that, a run that leads nowhere would be cut in every possible way.
-_NEXT_EVENT = re.compile(
-    rf"(?=((?:[^\"'#\\()\[\]{{}}\n]+|{_STRING}|\#[^\n]*|\\(?:\r?\n)?|{_CLOSED_AT_ONCE})*))\1([()\[\]{{}}\n\"'])", re.DOTALL
-)
-_BRACKETS = {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}
-_FIRST = re.compile(r"[ \t]*(\w+|\S|$)")
-
-
-def logical_lines(text: str, start: int, end: int) -> list[Line]:
-    """The logical lines of ``text[start:end]``, which starts with a statement; blank ones and comments are left out."""
-    lines: list[Line] = []
-    depth, begin = 0, start
-    for match in _NEXT_EVENT.finditer(text, start, end):
-        found = match[2]
-        if found == "\n":
-            if depth <= 0:
-                _add(lines, text, begin, match.end())
-                depth, begin = 0, match.end()
-        elif found in _BRACKETS:
-            depth += _BRACKETS[found]
-    if begin < end:
-        _add(lines, text, begin, end)
-    return lines
-
-
-def _add(lines: list[Line], text: str, start: int, end: int) -> None:
-    first = _FIRST.match(text, start, end)
-    if first and first[1] and first[1] not in "#\n\r":
-        lines.append(Line(start, end, first.start(1) - start, first[1]))
-
-
-_QUIET = re.compile(r"[ \t]*(?:print|(?:self\.)?_?log\w*(?:\.\w+)?|warnings\.warn)\(", re.IGNORECASE)
-_OTHER = "__other__"  # stands for an expression that is left out
-_HEAD = re.compile(r"def\s+(\w+)\s*\(")
-_PROPERTY = re.compile(r"\s*@(?:functools\.)?(?:cached_)?property\s")
-_YES_OR_NO = re.compile(r"\s*return (?:True|False)\s*(?:#.*\s*)?\Z")
-_PARAMETER = re.compile(r"(?:^|[(,\n])[ \t]*([A-Za-z_]\w*)[ \t]*(?=[:=,)\n])")
-_SHORT = 24  # characters; what is returned is longer than None, False or nothing
-_LONGEST_TABLE = 1500  # characters
-_CLAUSES = frozenset({"elif", "else", "except", "finally"})
-_LEAVING = frozenset({"return", "raise", "pass", "continue", "break"})
-
-
-def pruned(text: str, lines: list[Line], wanted: set[int]) -> str:
-    """The text of ``lines`` without what is not needed to understand the lines at the indexes ``wanted``.
-
-    Kept are the statements around a wanted line, all clauses of those statements, and how control leaves them. Other
-    code leaves a ``0`` behind, or a condition where it may return something, and a message ``pass``. Physical lines stay where they are, so
-    that numbers of lines hold.
-    """
-    kept = _with_surroundings(lines, wanted)
-    kept |= {index for index in range(len(lines) - 1) if index + 1 in kept and _PROPERTY.match(text, lines[index].start)}
-    out: list[str] = []
-    at = lines[0].start
-    dropped: Optional[int] = None  # the indentation of the code that the last of ``out`` stands for
-    for index, line in enumerate(lines):
-        if index not in kept and dropped is not None and line.indent >= dropped:
-            if line.word == "return":
-                out[-1] = _returning(out[-1], text[line.start : line.end].strip())
-            continue
-        out.append("\n" * text.count("\n", at, line.start))
-        if index in kept:
-            dropped, at = None, line.end
-            out.append(_shortened(text[line.start : line.end], line, index in wanted))
-        else:
-            at = text.find("\n", line.start) + 1 or line.end
-            quiet = _QUIET.match(text, line.start)
-            dropped = None if quiet else line.indent
-            out.append(f"{' ' * line.indent}{'pass' if quiet else '0'}\n")
-    return "".join(out) + "\n" * text.count("\n", at, lines[-1].end)
-
-
-def _returning(dropped: str, statement: str) -> str:
-    """What stands for ``dropped`` code that holds a return as well. Where all that it returns is the same constant, that is kept."""
-    if statement in ("return", "return None"):
-        return dropped
-    if dropped.endswith("0\n"):
-        value = statement[len("return ") :] if statement in ("return False", "return True") else _OTHER
-        return f"{dropped[:-2]}if {_OTHER}: return {value}\n"
-    return dropped if dropped.endswith(f"{statement}\n") else re.sub(r"return \w+\n\Z", f"return {_OTHER}\n", dropped)
-
-
-def _shortened(text: str, line: Line, wanted: bool) -> str:
-    """``text`` of a kept line, without what only costs time: annotations, messages, what is returned."""
-    short = ""
-    if line.word == "raise" or (line.word == "return" and not wanted and len(text.strip()) > _SHORT):
-        short = f"{' ' * line.indent}{line.word} {_OTHER}"
-    elif line.word == "def" and text.count("\n") > 1:
-        named = _HEAD.search(text)
-        short = f"{' ' * line.indent}def {named[1]}({', '.join(_parameters(text[named.end() :]))}):" if named else ""
-    return short + "\n" * text.count("\n") if short else text
-
-
-def _parameters(text: str) -> list[str]:
-    """The names of parameters in a signature, and perhaps a name of a default or an annotation: that does no harm."""
-    return list(dict.fromkeys(name for name in _PARAMETER.findall(text) if not keyword.iskeyword(name)))
-
-
-def _with_surroundings(lines: list[Line], wanted: set[int]) -> set[int]:
-    kept: set[int] = set()
-    for index in wanted:
-        kept |= _around(lines, index, kept)
-        while lines[index].word == "@" and index + 1 < len(lines):
-            index += 1
-            kept.add(index)
-    parents: list[tuple[int, bool]] = []  # indentation of the statements around, and whether their head is kept
-    for index, line in enumerate(lines):
-        while parents and parents[-1][0] >= line.indent:
-            was = parents.pop()
-            if line.word in _CLAUSES and was == (line.indent, True):
-                kept.add(index)  # another clause of a kept statement
-        if line.word in _LEAVING and parents and parents[-1][1]:
-            kept.add(index)
-        parents.append((line.indent, index in kept))
-    return kept
-
-
-def _around(lines: list[Line], index: int, known: set[int]) -> set[int]:
-    """``index``, the heads of the statements around it, and those that their clauses belong to."""
-    found = {index}
-    indent, clause = lines[index].indent, lines[index].word in _CLAUSES
-    for above in range(index - 1, -1, -1):
-        line = lines[above]
-        if line.indent < indent or (clause and line.indent == indent):
-            found.add(above)
-            if above in known and line.word not in _CLAUSES:
-                break
-            indent, clause = line.indent, line.word in _CLAUSES
-    return found
-
-
-# --- the pieces of a file ---------------------------------------------------------------------------------------
 
 _TOP = re.compile(r"\n(?=[A-Za-z_@(\[])(?!(?:else|elif|except|finally)\b)")
 _CLASS = re.compile(r"class\s+(\w+(?:\([^()\n]*\))?)")
@@ -188,6 +39,8 @@ _CONSTANT_NAME = re.compile(r"\b_*[A-Z][A-Z0-9_]+\b")
 _NEXT = re.compile(r"\n(?: {4})?(?=[A-Za-z_@\"'#])")
 _GIVEN = re.compile(r"[ \t]*(?::[^=\n]+)?=(?!=)")
 _ASSIGNMENT = re.compile(r"[ \t]*[\w., \t]+(?::[^=\n]+)?=(?!=)")
+_YES_OR_NO = re.compile(r"\s*return (?:True|False)\s*(?:#.*\s*)?\Z")
+_LONGEST_TABLE = 1500  # characters
 _ROUNDS = 6  # how often a name may hand its value on to another one
 
 
@@ -301,43 +154,53 @@ class _Excerpt:
         return any(bisect_left(quotes, offset) % 2 for quotes in self._quotes)
 
     def _related(self, piece: _Piece, index: int) -> Iterator[int]:
-        """Where names that a line gives a value are used, and where what it compares something with gets its value."""
-        line, local = self._lines[piece][index], self._local[piece]
+        """The offsets of what a line has to do with: see the three."""
+        line = self._lines[piece][index]
         text = self.text[line.start : line.end]
+        yield from self._used(piece, index, text)
+        yield from self._compared_with(piece, text)
+        yield from self._of_other(piece, text)
+
+    def _used(self, piece: _Piece, index: int, text: str) -> Iterator[int]:
+        """Where names that a line gives something of the architecture are used."""
+        line, local = self._lines[piece][index], self._local[piece]
         helpers = self._answering(piece, index) if line.word in ("return", "if", "elif") else []
-        answers = len(helpers) == 1
+        of_class = bool(piece.owner) and (len(helpers) == 1 or (index == 0 and not helpers))  # a method, or an attribute
         named: Iterable[str] = ()
         if helpers:
-            named = [f"{owner}.{helpers[0]}" for owner in ("self", "cls")] if piece.owner and answers else helpers[:1]
+            named = helpers[:1]
         elif line.word in ("from", "import"):
             named = _renamed(text)
         elif _ASSIGNMENT.match(text):
             named = _handed_on(text, self._names | local)
-        if piece.owner and index == 0 and not helpers:  # an attribute of the class
-            named = [f"{owner}{name}" for name in named for owner in ("", "self.", "cls.")]
-        for name in named:
-            everywhere = answers or name.startswith(("self.", "cls.")) or (line.indent == 0 and not piece.owner)
+        for name in [f"{owner}{name}" for name in named for owner in (("self.", "cls.") if of_class else ("",))]:
+            everywhere = len(helpers) == 1 or name.startswith(("self.", "cls.")) or (line.indent == 0 and not piece.owner)
             if everywhere and name not in self._names:
                 self._names.add(name)
                 yield from self._uses(name, 0, len(self.text))
             elif not everywhere and name not in local:
                 local.add(name)
                 yield from self._uses(name, piece.start, piece.end)
-        for name in _MAY_BE_NONE.findall(text):
-            yield from _all(self.text, f" {name} = ", piece.start, piece.end)
+
+    def _compared_with(self, piece: _Piece, text: str) -> Iterator[int]:
+        """Where that gets its value which a line compares something with."""
+        local = self._local[piece]
         compared = set(_COMPARED.findall(text)) - local
         local |= compared
-        for name in compared:
+        for name in (*_MAY_BE_NONE.findall(text), *compared):
             yield from _all(self.text, f" {name} = ", piece.start, piece.end)
+        for name in compared.union(_CONSTANT.findall(text)) - self._names:
+            self._names.add(name)
+            yield from self._given(name)
+
+    def _of_other(self, piece: _Piece, text: str) -> Iterator[int]:
+        """Where names that are called like an architecture are given something else."""
         target, given, source = text.partition("=")
         of_what = _WORD.findall(source) if given and "(" not in source and any(map(speaks, _WORD.findall(target))) else []
         for name in {word for word in _WORD.findall(text) if speaks(word)}.union(of_what) - self._sought[piece]:
             self._sought[piece].add(name)
             yield from self._given_in(piece).get(name, ())
             yield from (at for at in self._top.get(name, ()) if _OTHER_SOURCE.match(self.text, self.text.find("=", at) + 1))
-        for name in compared.union(_CONSTANT.findall(text)) - self._names:
-            self._names.add(name)
-            yield from self._given(name)
 
     def _given_in(self, piece: _Piece) -> dict[str, list[int]]:
         """Where the statements of ``piece`` give a name what may have nothing to do with the architecture, whatever the name says."""
@@ -391,7 +254,7 @@ class _Excerpt:
         for line in reversed(lines[:index]) if answers else ():
             if line.indent < indent:
                 indent = line.indent
-                head = _HEAD.search(self.text, line.start, line.end) if line.word in ("def", "async") else None
+                head = HEAD.search(self.text, line.start, line.end) if line.word in ("def", "async") else None
                 heads += [head[1]] if head else []
         return heads
 
@@ -467,7 +330,7 @@ def _answers(text: str, known: Container[str]) -> bool:
 
 def _renamed(text: str) -> list[str]:
     """The names that an import gives to what asks for an architecture."""
-    return [name for source, name in re.findall(r"(\w+)[ \t]+as[ \t]+(\w+)", text) if _SOURCE.search(source)]
+    return [name for source, name in re.findall(r"(\w+)[ \t]+as[ \t]+(\w+)", text) if SOURCE.search(source)]
 
 
 def _handed_on(text: str, known: Container[str]) -> Iterator[str]:
@@ -484,44 +347,3 @@ def _handed_on(text: str, known: Container[str]) -> Iterator[str]:
             name = dotted_name(item)
             if name and name != "_":
                 yield name
-
-
-_SOURCE = re.compile(r"capabilit|is_\w*sm_?\d|sm_version|device_sm|blackwell|hopper|_arch$|^arch$|arch_support", re.IGNORECASE)
-_WRAPPERS = frozenset({"tuple", "int", "bool", "str", "max", "min", "any", "all", "map", "join", "lru_cache", "cache"})
-
-
-def is_architectural(node: ast.expr, known: Container[str] = ()) -> bool:
-    """Whether ``node`` is a predicate, or reads a capability, or one of the names ``known``, and hands it on as it is."""
-    if isinstance(node, (ast.BoolOp, ast.Compare)):
-        return True
-    if isinstance(node, ast.UnaryOp):
-        return is_architectural(node.operand, known)
-    if isinstance(node, ast.BinOp):
-        return is_architectural(node.left, known) or is_architectural(node.right, known)
-    if isinstance(node, ast.IfExp):
-        whole = is_architectural(node.body, known) or is_architectural(node.orelse, known)
-        return whole or isinstance(node.test, (ast.BoolOp, ast.Compare))
-    if isinstance(node, (ast.Tuple, ast.List)):
-        return any(is_architectural(item, known) for item in node.elts)
-    if isinstance(node, ast.JoinedStr):
-        return is_spelling(node) and any(is_architectural(item, known) for item in node.values)
-    if isinstance(node, ast.Subscript):
-        return is_architectural(node.value, known) or is_architectural(node.slice, known)
-    if isinstance(node, ast.FormattedValue):
-        return is_architectural(node.value, known)
-    if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
-        return is_architectural(node.generators[0].iter, known)
-    if isinstance(node, ast.Call):
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if _SOURCE.search(name) or dotted_name(node.func) in known:
-            return True
-        return (name in _WRAPPERS or name == "get") and any(is_architectural(argument, known) for argument in node.args)
-    if isinstance(node, (ast.Name, ast.Attribute)):
-        own = node.attr if isinstance(node, ast.Attribute) else node.id
-        return dotted_name(node) in known or bool(_SOURCE.search(own)) or own in ("major", "minor")
-    return False
-
-
-def is_spelling(node: ast.JoinedStr) -> bool:
-    """Whether a formatted text may be a name of an architecture, such as ``f"sm_{major}{minor}"``; a message is longer."""
-    return all(len(str(item.value)) <= len("compute_") for item in node.values if isinstance(item, ast.Constant))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Container
 from functools import cache
 from typing import Callable, Optional, Union
 
@@ -141,3 +142,44 @@ def _is_architecture(node: ast.expr) -> bool:
         held = owner in ("self", "cls") or bool(HOLDER.search(owner))
         return held and bool(WHOLE.fullmatch(node.attr) or MAJOR.fullmatch(node.attr) or MINOR.fullmatch(node.attr))
     return isinstance(node, ast.Name) and bool(MAJOR.fullmatch(node.id) or MINOR.fullmatch(node.id) or WHOLE.fullmatch(node.id))
+
+
+SOURCE = re.compile(r"capabilit|is_\w*sm_?\d|sm_version|device_sm|blackwell|hopper|_arch$|^arch$|arch_support", re.IGNORECASE)
+_WRAPPERS = frozenset({"tuple", "int", "bool", "str", "max", "min", "any", "all", "map", "join", "lru_cache", "cache"})
+
+
+def is_architectural(node: ast.expr, known: Container[str] = ()) -> bool:
+    """Whether ``node`` is a predicate, or reads a capability, or one of the names ``known``, and hands it on as it is."""
+    if isinstance(node, (ast.BoolOp, ast.Compare)):
+        return True
+    if isinstance(node, ast.UnaryOp):
+        return is_architectural(node.operand, known)
+    if isinstance(node, ast.BinOp):
+        return is_architectural(node.left, known) or is_architectural(node.right, known)
+    if isinstance(node, ast.IfExp):
+        whole = is_architectural(node.body, known) or is_architectural(node.orelse, known)
+        return whole or isinstance(node.test, (ast.BoolOp, ast.Compare))
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return any(is_architectural(item, known) for item in node.elts)
+    if isinstance(node, ast.JoinedStr):
+        return is_spelling(node) and any(is_architectural(item, known) for item in node.values)
+    if isinstance(node, ast.Subscript):
+        return is_architectural(node.value, known) or is_architectural(node.slice, known)
+    if isinstance(node, ast.FormattedValue):
+        return is_architectural(node.value, known)
+    if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
+        return is_architectural(node.generators[0].iter, known)
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if SOURCE.search(name) or dotted_name(node.func) in known:
+            return True
+        return (name in _WRAPPERS or name == "get") and any(is_architectural(argument, known) for argument in node.args)
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        own = node.attr if isinstance(node, ast.Attribute) else node.id
+        return dotted_name(node) in known or bool(SOURCE.search(own)) or own in ("major", "minor")
+    return False
+
+
+def is_spelling(node: ast.JoinedStr) -> bool:
+    """Whether a formatted text may be a name of an architecture, such as ``f"sm_{major}{minor}"``; a message is longer."""
+    return all(len(str(item.value)) <= len("compute_") for item in node.values if isinstance(item, ast.Constant))

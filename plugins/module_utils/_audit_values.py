@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Callable, Optional, Union
 
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_bindings import Bindings, Imported, bindings, literals, parameters
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import is_spelling
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import (
     ASKS_WHOLE,
     COPIES,
@@ -23,6 +22,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._audit_names i
     WHOLE,
     Architecture,
     Unknown,
+    is_spelling,
     last_name,
     meaning,
     speaks,

@@ -9,7 +9,8 @@ import ast
 import textwrap
 
 import pytest
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import excerpt, logical_lines
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_excerpt import excerpt
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_lines import logical_lines
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_mentions import mentions
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_python import judged
 from hypothesis import given
