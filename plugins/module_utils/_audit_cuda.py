@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple, Optional, Union
 
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate, is_left_over
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_refusals import LONGEST_REFUSAL, NOISE, only_directs, refuses
 from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import Meaning, Value, evaluate, parse
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
 
 Buffer = Union[bytes, bytearray]
-
-_NOISE = re.compile(r"/\*.*?\*/|//[^\n]*|\\\r?\n", re.DOTALL)
 
 # --- macros -----------------------------------------------------------------------------------------------------
 
@@ -186,7 +185,7 @@ class Structure(NamedTuple):
 @cache
 def _condition(directive: bytes, raw: bytes) -> str:
     """The expression of ``#if``, ``#ifdef``, ``#ifndef`` and their ``#el`` forms."""
-    text = _NOISE.sub(" ", raw.decode("utf-8", "replace")).strip()
+    text = NOISE.sub(" ", raw.decode("utf-8", "replace")).strip()
     if directive.endswith(b"def"):
         name = text.split(None, 1)[0] if text else ""
         return f"!defined({name})" if directive.endswith(b"ndef") else f"defined({name})"
@@ -228,7 +227,7 @@ def structure(raw: Buffer, end: int, macros: frozenset[str] = frozenset()) -> St
                     groups.append(Group(tuple(ended.conditions), (*ended.offsets, (start, start)), _around(stack)))
         elif word == b"define":
             if b"ARCH" in match[2] or any(around.asks for around in stack):
-                named = _DEFINE.match(_NOISE.sub(" ", match[2].decode("utf-8", "replace")))
+                named = _DEFINE.match(NOISE.sub(" ", match[2].decode("utf-8", "replace")))
                 if named and not named[1].startswith("__CUDA_ARCH"):
                     definitions[named[1]] = (*definitions.get(named[1], ()), Definition(_around(stack), named[2].strip()))
                     depending.add(named[1])
@@ -268,7 +267,7 @@ def condition_names(raw: Buffer, end: int) -> frozenset[str]:
 
 @cache
 def _names(text: bytes) -> frozenset[str]:
-    return identifiers(_NOISE.sub(" ", text.decode("utf-8", "replace")))
+    return identifiers(NOISE.sub(" ", text.decode("utf-8", "replace")))
 
 
 # --- what a host is kept from -----------------------------------------------------------------------------------
@@ -283,87 +282,6 @@ class Closed(NamedTuple):
     kind: str
     guards: str  # function or kernel; empty where it has no name
     replaced: bool  # whether other code serves the host
-
-
-# Statements that stand where the code for a host would be: they refuse, or give a dummy.
-_REFUSAL = re.compile(
-    r"\s*(?:"
-    r"#\s*error\b.*|(?:\w+(?:::|\.|->))*\w*(?:not_supported|only_supported|unsupported|not_implemented|invalid_control_path|unreachable"
-    r"|assert|trap|abort|printf|throw)\w*\s*\(.*|\w*check\w*\s*\(\s*(?:false|0)\b.*"
-    r"|\w+_error\s*\(.*|log\s*\(\s*fatal\s*\).*|(?:\w+::)*panic\s*\(.*"
-    r"|asm\s*(?:volatile)?\s*\(\s*\"\s*trap\s*;?\s*\".*|throw\b.*|\(void\)\s*\(?\w+\)?|return\s*(?:\{\s*\}|-?[\w.:]*(?:\(\s*0?\s*\))?)"
-    r"|using\b.*|exit\s*\(.*|(?:if\s*\(.*\)\s*)?continue"
-    r")\s*",
-    re.IGNORECASE | re.DOTALL,
-)
-# What makes the message of a refusal, and is none by itself.
-_MESSAGE = re.compile(r"\s*(?:(?:std::)?o?stringstream\s+\w+|[\w:]+\s*<<.*)\s*", re.DOTALL)
-_DIRECTIVE_LINE = re.compile(r"^[ \t]*#[ \t]*(?!error\b)(?:[^\\\n]+|\\\r?\n|\\)*", re.MULTILINE)
-# One of these words is in every refusal but an empty one.
-_REFUSING = (
-    "supported",
-    "not_",
-    "invalid",
-    "unreachable",
-    "assert",
-    "trap",
-    "abort",
-    "print",
-    "throw",
-    "error",
-    "return",
-    "exit",
-    "continue",
-    "check",
-    "fatal",
-    "panic",
-)
-# How code starts that does something; told at once, because most does.
-_WORKS = re.compile(
-    r"(?:#[ \t]*pragma[^\n]*\s*)*(?:\{\s*)?(?:"
-    r"asm\b(?![^;]{0,60}trap)|for\b|(?:const(?:expr)? |auto )?[A-Za-z_][\w:<>, ]*[ &*]\w+(?:\[\w*\])* ?=[^=]"
-    rf"|(?!(?:asm|if|while|do|else|switch)\b|[\w:]*(?i:{'|'.join(_REFUSING)}))[A-Za-z_][\w:]*\s*\("
-    r")"
-)
-_EMPTY_BLOCK = re.compile(r"\{\s*\}")
-_FRAME = re.compile(
-    r"[{}]|\bif\s*\([\w:.= ]*\bthread(?:0|Idx)\b[\w:.= ]*(?:\(\))?[\w= ]*\)|\belse\b|\bdo\b|\bwhile\s*\(\s*(?:0|false|true|1)\s*\)"
-)
-_LONGEST_REFUSAL = 1500
-_LONGEST_COMMENT = 1 << 14  # bytes; what is farther from the start of a block comment is taken for code
-
-
-@lru_cache(maxsize=1 << 14)
-def refuses(text: str) -> bool:
-    """Whether a piece of code does nothing for a host: it is empty, reports an error or returns a dummy."""
-    if len(text) > _LONGEST_REFUSAL or _WORKS.match(text.lstrip()):
-        return False
-    if "=" in text and "#" not in text:
-        lower = text.lower()
-        if not any(word in lower for word in _REFUSING):
-            return False
-    text = _DIRECTIVE_LINE.sub("", _NOISE.sub(" ", text))
-    text = _FRAME.sub(";", _EMPTY_BLOCK.sub("()", text))
-    statements = [statement for statement in _statements(text) if statement.strip("() \t\r\n")]
-    telling = [statement for statement in statements if not _MESSAGE.fullmatch(statement)]
-    return len(telling) >= min(1, len(statements)) and all(map(_REFUSAL.fullmatch, telling))
-
-
-def only_directs(text: str) -> bool:
-    """Whether a piece of code holds directives, and nothing but those; ``#error`` is more than that."""
-    text = _NOISE.sub(" ", text)
-    return bool(text.strip()) and not _DIRECTIVE_LINE.sub("", text).strip()
-
-
-def _statements(text: str) -> list[str]:
-    """``text`` cut at semicolons, but not at those in a string such as "trap;"."""
-    statements: list[str] = []
-    for part in text.split(";"):
-        if statements and statements[-1].count('"') % 2:
-            statements[-1] += f";{part}"
-        else:
-            statements.append(part)
-    return statements
 
 
 class _Branches(NamedTuple):
@@ -461,7 +379,7 @@ def _taken(conditions: tuple[str, ...], macros: Macros, capability: Capability) 
 
 def _body(raw: Buffer, group: Group, index: int) -> str:
     start, stop = group.offsets[index][1], group.offsets[index + 1][0]
-    return raw[start : min(stop, start + _LONGEST_REFUSAL + 1)].decode("utf-8", "replace")
+    return raw[start : min(stop, start + LONGEST_REFUSAL + 1)].decode("utf-8", "replace")
 
 
 def _shown(raw: Buffer, group: Group, index: int) -> str:
@@ -486,6 +404,7 @@ class _Owners:
         return named[1].decode() if named else ""
 
 
+_LONGEST_COMMENT = 1 << 14  # bytes; what is farther from the start of a block comment is taken for code
 _RAW_STRING = re.compile(rb'R"([^()\\\s]{0,16})\(')
 
 
@@ -501,7 +420,7 @@ def is_code(raw: Buffer, offset: int) -> bool:
 
 def one_line(text: str) -> str:
     """Source text without comments, continuations and line breaks."""
-    return " ".join(_NOISE.sub(" ", text).split())
+    return " ".join(NOISE.sub(" ", text).split())
 
 
 _KERNEL = re.compile(rb"__global__(?:[^;{}()]|\((?:[^()]|\([^()]*\))*\))*?\b(?!__launch_bounds__)(\w+)\s*\((?!\()")

@@ -15,9 +15,9 @@ from ansible_collections.blackwell.inference.plugins.module_utils._audit_cuda im
     guarded,
     is_code,
     one_line,
-    refuses,
 )
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_hosts import REFERENCE, is_gate
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_refusals import refuses
 from ansible_collections.blackwell.inference.plugins.module_utils._c_expression import cpp_meaning, evaluate, parse
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import Capability
 
