@@ -379,6 +379,15 @@ PYTHON = {
         """,
         ["raise", "major not in (9, 10)", 3, 3],
     ),
+    "refusal of what is on a GPU": (
+        """\
+        def use(x):
+            if x.is_cuda and get_compute_capability(x.device)[0] not in (9, 10):
+                raise ValueError("no")
+            return 1
+        """,
+        ["raise", "x.is_cuda and get_compute_capability(x.device)[0] not in (9, 10)", 2, 2],
+    ),
     "early return": (
         """\
         def use(x):
