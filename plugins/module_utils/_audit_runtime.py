@@ -23,7 +23,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._predicate imp
 
 # What a file must hold to ask for the architecture at run time, or to be handed it: ``Version`` is for getSMVersion and the
 # like, behind the license at the start, which has a version of its own.
-_RUN_TIME = (b"ComputeCapability", b"DeviceProp", b"sm_version", b"sm ==", b"kSM_", b"arch::is_", b"get_cc_major")
+_RUN_TIME = (b"ComputeCapability", b"DeviceProp", b"sm_version", b"sm ==", b"kSM_", b"arch::is_")
 _LICENSE = 1500
 _HOST_HEADER = re.compile(
     rb"#[ \t]*include(?![ \t]*(?:<(?:cuda(?:_\w+)?|math_constants|mma|cooperative_groups|stdint|float|math)\.h>"
@@ -31,8 +31,9 @@ _HOST_HEADER = re.compile(
 )
 
 _VERSIONS = ("getSMVersion", "smVersion", "sm_version", "mSM", "gpuSM", "sm", "sm_")
-_ASKED = ("getSMVersion()", "cudaDevAttrComputeCapabilityM", "GetCudaComputeCapability", "get_cc_major")
-_PUT_TOGETHER = re.compile(r"\b(\w+)\s*=\s*[\w.>-]*\bmajor\s*\*\s*10(0?)\s*\+\s*[\w.>-]*\bminor\b")
+_ASKED = ("getSMVersion()", "cudaDevAttrComputeCapabilityM", "GetCudaComputeCapability")
+_PUT_TOGETHER = re.compile(r"major\s*\*\s*10(0?)\s*\+\s*[\w.>-]*\bminor\b")
+_IS_GIVEN = re.compile(r"\b(\w+)\s*=\s*[\w.>-]*\Z")
 # What `major` may be given besides.
 _GIVEN = re.compile(r"\b(major|minor)\s*=\s*([^;,]+)")
 _OF_OTHER = re.compile(r"(?<!SM)Version\s*\(|\bver\b|cudnn|_VERSION\b")
@@ -41,7 +42,7 @@ _HANDED_ON = (  # what stands before one of those, and what the name means that 
     (re.compile(r"&\s*(\w+)\s*,\s*$"), ""),
     (re.compile(r"\[\s*(\w+)\s*,\s*(\w+)\s*\]\s*=\s*[\w:]*$"), "pair"),
 )
-_COMPILE_TIME = re.compile(r"\barch::is_(?:major|match)_v\s*<")
+_COMPILE_TIME = re.compile(r"arch::is_(?:major|match)_v\s*<")
 _COMPARED = re.compile(r"(?:\(\))?\s*(?:/\s*10\s*)?(?:[=!<>]=|[<>])\s*(?:\d|kSM_)")
 _REVERSED = re.compile(r"(?<![\w.])\d{1,4}\s*(?:[=!<>]=|[<>])\s*\Z")
 _CHECK = re.compile(r"\w*(?:CHECK|ASSERT|REQUIRE|assert)\w*")
@@ -134,7 +135,10 @@ def _roles(text: str) -> dict[str, str]:
     roles = {**dict.fromkeys(_VERSIONS, "version"), "major": "major", "minor": "minor"}
     if "GetCudaComputeCapability" in text:  # a pair
         roles["first"] = "major"
-    roles.update((match[1], "macro" if match[2] else "version") for match in _PUT_TOGETHER.finditer(text))
+    for whole in _PUT_TOGETHER.finditer(text):
+        given = _IS_GIVEN.search(text, max(0, whole.start() - 80), whole.start())
+        if given:
+            roles[given[1]] = "macro" if whole[1] else "version"
     roles.update(_answers(text))
     return roles
 
@@ -150,8 +154,7 @@ def _answers(text: str) -> dict[str, str]:
                 if match and role == "pair":
                     roles.update({match[1]: "major", match[2]: "minor"})
                 elif match and role:
-                    tens = question.endswith("major") or re.match(r"\s*/\s*10\b", text[at + len(question) :][:8])
-                    roles[match[1]] = "major" if tens else role
+                    roles[match[1]] = "major" if re.match(r"\s*/\s*10\b", text[at + len(question) :][:8]) else role
                 elif match:
                     roles[match[1]] = "major" if text.startswith("ajor", at + len(question)) else "minor"
     return roles

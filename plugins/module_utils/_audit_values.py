@@ -9,6 +9,7 @@ import ast
 import operator
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Callable, Optional, Union
 
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_bindings import Bindings, Imported, bindings, literals, parameters
@@ -31,7 +32,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._predicate imp
 
 # `is_blackwell()` means the datacenter chips alone in this part of sglang, which has platform classes of its own.
 _DATACENTER_ONLY = "sglang/multimodal_gen/"
-_OF_OTHER = re.compile(r"(?<!sm_)version|\.shape\b|nvcc|driver|gfx|gcn", re.IGNORECASE)
+_OF_OTHER = re.compile(r"(?<!sm_)version|^shape$|nvcc|driver|gfx|gcn", re.IGNORECASE)
 _ASKS_AT_LEAST = frozenset({"has_device_capability", "is_device_capability_at_least"})
 _FIXED: Mapping[str, object] = {"TYPE_CHECKING": False, "typing.TYPE_CHECKING": False, "__name__": "", "torch.version.hip": None}
 
@@ -102,7 +103,7 @@ class Reader:
 
     def _is_of_other(self, binding: ast.expr) -> bool:
         bound = (self.names.get(part.id) for part in walk(binding) if isinstance(part, ast.Name))
-        return any(_OF_OTHER.search(ast.unparse(part)) for part in (binding, *bound) if isinstance(part, ast.expr))
+        return any(_names_other(part) for part in (binding, *bound) if isinstance(part, ast.expr))
 
     def _once(self, binding: ast.expr) -> object:
         key = id(binding), self._call_of
@@ -348,6 +349,12 @@ _BINARY: Mapping[type, Callable[[int, int], int]] = {
 
 
 _AS_IT_IS = (-1, ord("s"))  # the conversions of a formatted value that leave a text as it is
+
+
+@lru_cache(maxsize=1 << 12)
+def _names_other(node: ast.expr) -> bool:
+    """Whether an expression names the version of something else."""
+    return any(_OF_OTHER.search(getattr(part, "attr", getattr(part, "id", ""))) for part in walk(node))
 
 
 def _is_property(function: FunctionNode) -> bool:
