@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 from collections.abc import Mapping
 from typing import Optional
 
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_bindings import Imported
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_files import text_of
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import CONSTANT
 
-_NAME = re.compile(r"_*[A-Z][A-Z0-9_]+")
 _NEXT = re.compile(r"\n(?=[A-Za-z_@\"'#])")
 _IMPORT = re.compile(r"^from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 _FARTHEST = 3  # files that a name may be handed on through
@@ -33,7 +33,7 @@ class Constants:
 
     def value(self, file: str, imported: Imported) -> Optional[ast.expr]:
         """What a name that ``file`` imports is bound to; None where it is no constant, or cannot be found."""
-        if not _NAME.fullmatch(imported.name):
+        if not CONSTANT.fullmatch(imported.name):
             return None
         return self._sought(file, imported.module, imported.level, imported.name, _FARTHEST)
 
@@ -64,10 +64,5 @@ class Constants:
 
     def _text(self, file: str) -> str:
         if file not in self._texts:
-            root = self._roots.get(file.split("/", 1)[0])
-            try:
-                with open(os.path.join(root or "", file), encoding="utf-8", errors="replace") as stream:
-                    self._texts[file] = stream.read() if root else ""
-            except OSError:
-                self._texts[file] = ""
+            self._texts[file] = text_of(self._roots, file)
         return self._texts[file]

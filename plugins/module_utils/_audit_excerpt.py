@@ -20,7 +20,7 @@ from typing import NamedTuple, Optional, Union
 
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_lines import HEAD, Line, logical_lines, pruned
 from ansible_collections.blackwell.inference.plugins.module_utils._audit_mentions import mentions
-from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import SOURCE, is_architectural, speaks
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_names import CONSTANT, OTHERS, SOURCE, is_architectural, speaks
 from ansible_collections.blackwell.inference.plugins.module_utils._predicate import dotted_name
 
 _TOP = re.compile(r"\n(?=[A-Za-z_@(\[])(?!(?:else|elif|except|finally)\b)")
@@ -33,9 +33,8 @@ _CONSTANT = re.compile(r"(?:[=<>(\[]|\bin|\breturn)\s*(_*[A-Z][A-Z0-9_]{2,}\b|(?
 _COMPARED = re.compile(r"(?:[=!<>]=|[<>]|\bin\b|supported_\w+[ \t]*=|capabilit\w*\()\s*([A-Za-z_]\w*)\b(?!\s*[(.\[])")
 _TOP_ASSIGNMENT = re.compile(r"\n([A-Za-z_]\w*)(?=[ \t]*(?::[^=\n]+)?=(?!=))")
 _INNER_ASSIGNMENT = re.compile(r"\n[ \t]+\(?([\w.]+(?:[ \t]*,[ \t]*[\w.*]+)*)\)?[ \t]*(?::[^=\n]+)?=(?!=)")
-_OTHER_SOURCE = re.compile(r"[ \t(]*\w+[ \t]*(?:/|%)|[^\n]*?(?:(?<!sm_)version|\.shape\b|nvcc|driver|gfx|gcn)", re.IGNORECASE)
+_OTHER_SOURCE = re.compile(r"[ \t(]*\w+[ \t]*(?:/|%)|[^\n]*?(?:" + OTHERS + r"|\.shape\b)", re.IGNORECASE)
 _IMPORT = re.compile(r"\nfrom[ \t]+[\w.]+[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)")
-_CONSTANT_NAME = re.compile(r"\b_*[A-Z][A-Z0-9_]+\b")
 _NEXT = re.compile(r"\n(?: {4})?(?=[A-Za-z_@\"'#])")
 _GIVEN = re.compile(r"[ \t]*(?::[^=\n]+)?=(?!=)")
 _ASSIGNMENT = re.compile(r"[ \t]*[\w., \t]+(?::[^=\n]+)?=(?!=)")
@@ -236,7 +235,7 @@ class _Excerpt:
         """Where the module imports each of its constants."""
         places: dict[str, list[int]] = {}
         for match in _IMPORT.finditer(f"\n{self.text}"):
-            for name in _CONSTANT_NAME.findall(match[1]):
+            for name in CONSTANT.findall(match[1]):
                 places.setdefault(name, []).append(match.start())
         return places
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Callable
 
 from ansible_collections.blackwell.inference.plugins.module_utils._errors import InferenceError
@@ -39,6 +39,15 @@ def sources(root: str, package: str) -> Iterator[str]:
                     pending.append(f"{folder}/{name}")
             elif name.rpartition(".")[2] in _SUFFIXES and not _TEST_FILE.fullmatch(name):
                 yield f"{folder}/{name}"
+
+
+def text_of(roots: Mapping[str, str], file: str) -> str:
+    """The text of a source, relative to the folder that ``roots`` names for its package; empty where there is none."""
+    try:
+        with open(os.path.join(roots[file.split("/", 1)[0]], file), encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except (KeyError, OSError):
+        return ""
 
 
 class Buffer:

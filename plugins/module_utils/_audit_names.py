@@ -64,6 +64,11 @@ _FAMILIES: tuple[tuple[re.Pattern[str], Callable[[int], bool]], ...] = (
 )
 
 
+CONSTANT = re.compile(r"\b_*[A-Z][A-Z0-9_]+\b")
+# Names of the version, or of the kind, of something else than the architecture.
+OTHERS = r"(?<!sm_)version|nvcc|driver|gfx|gcn"
+
+
 @cache
 def meaning(name: str, capability: Capability) -> object:
     """What a name that a file is handed stands for on a host; an Unknown where it is not called like an architecture."""

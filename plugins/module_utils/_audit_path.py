@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from ansible_collections.blackwell.inference.plugins.module_utils._audit_files import text_of
+
 OPTION = b"allreduce_fusion"  # what sglang's option, and everything on the way, has in its name
 _SETS_OPTION = re.compile(r"(?:enable_flashinfer_allreduce_fusion|flashinfer_allreduce_fusion_backend)\"?\s*(?::|=(?!=))")
 _OPTIONS = frozenset({"enable_flashinfer_allreduce_fusion", "flashinfer_allreduce_fusion_backend"})
@@ -89,7 +91,7 @@ class FusionPath:
             return not guards or guards in self._kernels[file]
         if not _around(self._functions, file, line):
             return self._leads_on(file, line)
-        return not any(_CHOOSES_ANOTHER.search(head) for head in _heads(_read(self._root_of, file), line))
+        return not any(_CHOOSES_ANOTHER.search(head) for head in _heads(text_of(self._root_of, file), line))
 
     def depends_on(self, file: str, line: int) -> bool:
         """Whether the fused allreduce depends on what the condition at ``line`` of a Python file lets through.
@@ -100,7 +102,7 @@ class FusionPath:
 
     def _leads_on(self, file: str, line: int) -> bool:
         around = [*_around(self._functions, file, line), *_around(self._callers, file, line)]
-        return bool(around) and not self._words.isdisjoint(_NAME.findall(_block(_read(self._root_of, file), line)))
+        return bool(around) and not self._words.isdisjoint(_NAME.findall(_block(text_of(self._root_of, file), line)))
 
 
 def _around(functions: Mapping[str, list[_Function]], file: str, line: int) -> list[_Function]:
@@ -114,9 +116,9 @@ def derive(root_of: Mapping[str, str], option_files: Iterable[str]) -> FusionPat
         root_of: For each package, by import name, the folder that it is in.
         option_files: Python files of sglang in which OPTION occurs.
     """
-    texts = {file: _read(root_of, file) for file in option_files}
+    texts = {file: text_of(root_of, file) for file in option_files}
     ours = [function for file, text in texts.items() if not _SETS_OPTION.search(text) for function in _functions(file, text)]
-    theirs = [function for file in _flashinfer_files(root_of) for function in _functions(file, _read(root_of, file))]
+    theirs = [function for file in _flashinfer_files(root_of) for function in _functions(file, text_of(root_of, file))]
     entries = {function.name for function in theirs if function.file.startswith("flashinfer/comm/") and _FUSED.search(function.name)}
     begins = [
         function
@@ -135,14 +137,6 @@ def derive(root_of: Mapping[str, str], option_files: Iterable[str]) -> FusionPat
 def _plain(names: Iterable[str]) -> set[str]:
     """``names`` as they were before a module gave them private aliases."""
     return {name.lstrip("_") for name in names}
-
-
-def _read(root_of: Mapping[str, str], file: str) -> str:
-    try:
-        with open(os.path.join(root_of[file.split("/", 1)[0]], file), encoding="utf-8", errors="replace") as stream:
-            return stream.read()
-    except (KeyError, OSError):
-        return ""
 
 
 def _flashinfer_files(root_of: Mapping[str, str]) -> Iterator[str]:
@@ -265,7 +259,7 @@ def _kernels(root_of: Mapping[str, str], functions: Iterable[_Function]) -> dict
         f"flashinfer/data/csrc/{name}"
         for function in functions
         if function.name.startswith("gen_")
-        for name in _SOURCE_NAME.findall("\n".join(_read(root_of, function.file).splitlines()[function.start - 1 : function.end]))
+        for name in _SOURCE_NAME.findall("\n".join(text_of(root_of, function.file).splitlines()[function.start - 1 : function.end]))
     ]
     texts: dict[str, str] = {}
     for source in sources:
@@ -287,7 +281,7 @@ def _include(root_of: Mapping[str, str], file: str, texts: dict[str, str]) -> No
     """Add ``file``, and every file that it includes, to ``texts``."""
     if file in texts or not os.path.isfile(os.path.join(root_of["flashinfer"], file)):
         return
-    texts[file] = text = _read(root_of, file)
+    texts[file] = text = text_of(root_of, file)
     for name in _INCLUDE.findall(text):
         for folder in (os.path.dirname(file), "flashinfer/data/include", "flashinfer/data/csrc"):
             _include(root_of, os.path.normpath(f"{folder}/{name}"), texts)

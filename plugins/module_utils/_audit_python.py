@@ -273,8 +273,9 @@ class _File:
 
     def _lookup(self, node: ast.Subscript, place: _Place) -> None:
         """Judge a table that fails where it has no entry."""
-        lacking = [other for other in (self._host, *REFERENCE) if place.reader(other).lacks(node.value, node.slice)]
-        if self._host in lacking and is_gate(self._host, [other for other in REFERENCE if other not in lacking]):
+        if not place.reader(self._host).lacks(node.value, node.slice):
+            return
+        if is_gate(self._host, [other for other in REFERENCE if not place.reader(other).lacks(node.value, node.slice)]):
             self._report(node, "lookup", place)
 
     def _choice(self, node: ast.IfExp, place: _Place) -> None:
@@ -368,9 +369,10 @@ class _File:
         reader = place.reader(self._host)
         for part in walk(node):
             if isinstance(part, (ast.Compare, ast.Call)) and asks_architecture(part):
+                if not isinstance(reader.value(part), Unknown):
+                    continue
                 names = [reader.value(item) for item in walk(part) if isinstance(item, ast.Name) and speaks(item.id)]
-                of_other = any(isinstance(value, Unknown) and not value.architecture for value in names)
-                if isinstance(reader.value(part), Unknown) and not of_other:
+                if not any(isinstance(value, Unknown) and not value.architecture for value in names):
                     self.undecided.append(Undecided(node.lineno, ast.unparse(node), place.owner))
                     return
 

@@ -17,6 +17,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._audit_names i
     ASKS_WHOLE,
     COPIES,
     HOLDER,
+    OTHERS,
     SPELLED,
     UNDECIDED,
     UNKNOWN,
@@ -32,7 +33,7 @@ from ansible_collections.blackwell.inference.plugins.module_utils._predicate imp
 
 # `is_blackwell()` means the datacenter chips alone in this part of sglang, which has platform classes of its own.
 _DATACENTER_ONLY = "sglang/multimodal_gen/"
-_OF_OTHER = re.compile(r"(?<!sm_)version|^shape$|nvcc|driver|gfx|gcn", re.IGNORECASE)
+_OF_OTHER = re.compile(rf"{OTHERS}|^shape$", re.IGNORECASE)
 _ASKS_AT_LEAST = frozenset({"has_device_capability", "is_device_capability_at_least"})
 _FIXED: Mapping[str, object] = {"TYPE_CHECKING": False, "typing.TYPE_CHECKING": False, "__name__": "", "torch.version.hip": None}
 
