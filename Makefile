@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/python -m pip
 COLLECTIONS := $(CURDIR)/$(VENV)/collections
 
-.PHONY: help site test lint sanity code units releases oracle molecule corpus compatibility benchmark kernels clean
+.PHONY: help site test lint sanity units releases oracle molecule corpus compatibility benchmark kernels clean
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
 
@@ -29,13 +29,7 @@ site units benchmark: export ANSIBLE_COLLECTIONS_PATH := $(COLLECTIONS)
 site: $(VENV)/controller.done $(DEMO_VENV)/packages.done ## Run site.yml on the demo host: this machine, below demo/host/
 	ansible-playbook site.yml -l gpu-nodes
 
-# The containers wait more than they compute, so the tests of code run beside them.
-test: lint sanity ## Test all that can be tested on this machine
-	$(MAKE) --jobs 2 --output-sync=target molecule code
-
-code:
-	$(MAKE) --jobs 1 units
-	$(MAKE) --jobs 1 releases
+test: lint sanity units releases molecule ## Test all that can be tested on this machine
 
 corpus: $(ORACLE_VENV)/done ## Test every published release, and record what was found in docs/compatibility.md (20 minutes)
 	pytest tests/corpus --every-release --numprocesses auto --ignore tests/corpus/test_compatibility.py
